@@ -1,0 +1,39 @@
+"""The operations a model is made of, one file each, and the one place that picks an implementation.
+
+Every operation ``foo`` has a torch twin ``foo_torch`` of the same signature: the oracle of its
+tests, its documentation, and what runs where no faster kernel does. A model receives an
+:class:`Ops` and never asks what device it is on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from .paged_attention import AttentionBatch, paged_attention_torch
+from .rms_norm import add_rms_norm_torch, rms_norm_torch
+from .rope import rope_torch
+from .silu_mul import silu_mul_torch
+from .store_kv import store_kv_torch
+
+__all__ = ["AttentionBatch", "Ops", "select_ops"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ops:
+    """One implementation of each operation, all for the same device."""
+
+    rms_norm: Callable[..., torch.Tensor] = rms_norm_torch
+    add_rms_norm: Callable[..., tuple[torch.Tensor, torch.Tensor]] = add_rms_norm_torch
+    rope: Callable[..., torch.Tensor] = rope_torch
+    store_kv: Callable[..., None] = store_kv_torch
+    paged_attention: Callable[..., torch.Tensor] = paged_attention_torch
+    silu_mul: Callable[..., torch.Tensor] = silu_mul_torch
+
+
+def select_ops(device: torch.device) -> Ops:
+    """The implementations for ``device``: today the torch twins everywhere."""
+    del device
+    return Ops()
