@@ -1,0 +1,151 @@
+"""From a configuration to something that can run: checkpoint, tokenizer, model, KV pool.
+
+The one place that touches files and memory limits; the engine is built from what it returns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from .config import DEFAULT_MODEL, EngineConfig, SchedulerConfig
+from .errors import ConfigError
+from .kernels import select_ops
+from .memory import num_kv_blocks
+from .models import model_class
+from .models.llama import Llama
+from .runner import Runner
+from .tokenizer import Tokenizer, load_tokenizer
+from .weights import Checkpoint, open_checkpoint, resolve_model
+
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModel:
+    """What an engine is made of."""
+
+    name: str
+    tokenizer: Tokenizer
+    runner: Runner
+    scheduler_config: SchedulerConfig
+    eos_token_ids: tuple[int, ...]
+    vocab_size: int
+
+
+def load_model(config: EngineConfig, progress: Callable[[str], None]) -> LoadedModel:
+    """Fetch, read and size a model.
+
+    :raises ConfigError: for settings that cannot work with this model or machine.
+    :raises ModelError: when the model cannot be found, read or run.
+    """
+    device = _device(config)
+    dtype = _dtype(config, device)
+    if config.num_threads is not None:
+        torch.set_num_threads(config.num_threads)
+    path = resolve_model(
+        config.model, cache_dir=config.cache_dir, progress=lambda state: progress(str(state))
+    )
+    checkpoint = open_checkpoint(path)
+    # The tokenizer is built beside the weights: both spend their time outside the interpreter.
+    with ThreadPoolExecutor(1) as pool:
+        tokenizer = pool.submit(load_tokenizer, path)
+        progress(f"reading weights of {path.name} in {_name_of(dtype)}")
+        model = _model(checkpoint, dtype, device)
+        context = _context(config, model)
+        model.init_rotary(context)
+        scheduler_config = _scheduler_config(config, model, context, dtype, device)
+        runner = Runner(
+            model,
+            num_blocks=scheduler_config.num_blocks,
+            block_size=scheduler_config.block_size,
+            dtype=dtype,
+            device=device,
+        )
+        return LoadedModel(
+            name=config.served_name or model_name(config.model),
+            tokenizer=tokenizer.result(),
+            runner=runner,
+            scheduler_config=scheduler_config,
+            eos_token_ids=checkpoint.eos_token_ids,
+            vocab_size=model.config.vocab_size,
+        )
+
+
+def model_name(model: str) -> str:
+    """What a model is served as unless a name is given: its built-in name, file stem or folder."""
+    if model == DEFAULT_MODEL:
+        return model
+    path = Path(model)
+    return path.stem if path.suffix == ".gguf" else path.name
+
+
+def _device(config: EngineConfig) -> torch.device:
+    has_cuda = torch.cuda.is_available()
+    if config.device == "cuda" and not has_cuda:
+        raise ConfigError("device is cuda, and torch finds no CUDA device. Use --device cpu.")
+    return torch.device("cuda" if has_cuda and config.device != "cpu" else "cpu")
+
+
+def _dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
+    if config.precision == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    return _DTYPES[config.precision]
+
+
+def _name_of(dtype: torch.dtype) -> str:
+    return next(name for name, each in _DTYPES.items() if each == dtype)
+
+
+def _model(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> Llama:
+    cls = model_class(str(checkpoint.config.get("model_type")))
+    with torch.device(device):
+        default = torch.get_default_dtype()
+        torch.set_default_dtype(dtype)
+        try:
+            model = cls.from_config(checkpoint.config, select_ops(device))
+        finally:
+            torch.set_default_dtype(default)
+    model.load(checkpoint.tensors(dtype=dtype))
+    return model.eval()
+
+
+def _context(config: EngineConfig, model: Llama) -> int:
+    limit = model.config.max_positions
+    if config.max_model_len is None:
+        return limit
+    if config.max_model_len > limit:
+        raise ConfigError(
+            f"max_model_len is {config.max_model_len}, and the model was made for {limit} tokens."
+        )
+    return config.max_model_len
+
+
+def _scheduler_config(
+    config: EngineConfig,
+    model: Llama,
+    context: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> SchedulerConfig:
+    layers, kv_heads, head_dim = model.kv_shape()
+    block_bytes = 2 * layers * kv_heads * head_dim * dtype.itemsize * config.block_size
+    blocks = num_kv_blocks(
+        requested_bytes=config.kv_cache_bytes,
+        block_bytes=block_bytes,
+        useful_blocks=config.max_num_seqs * -(-context // config.block_size),
+        device=device,
+    )
+    return SchedulerConfig(
+        num_blocks=blocks,
+        block_size=config.block_size,
+        max_model_len=context,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_waiting=config.max_waiting,
+        prefix_caching=config.prefix_caching,
+    )

@@ -1,0 +1,99 @@
+"""A batch to token ids: tensors in, the model, sampling.
+
+Owns the model and the pages of the KV cache. It does not know why a batch looks as it does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from .kernels import AttentionBatch
+from .models.llama import Llama
+from .sampling import Sampled, SamplingState, sample
+from .scheduler.batch import Batch, Chunk
+
+
+class Runner:
+    """Runs batches on one device.
+
+    :param model: weights filled in, on ``device``, angle tables made.
+    :param num_blocks: pages of the KV cache, ``block_size`` tokens each; allocated here.
+    """
+
+    def __init__(
+        self,
+        model: Llama,
+        *,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.model = model
+        self.block_size = block_size
+        self.device = device
+        layers, kv_heads, head_dim = model.kv_shape()
+        shape = (num_blocks, block_size, kv_heads, head_dim)
+        # Zeroed pages are mapped on first use, so a pool costs only what has been written to.
+        self.kv_cache = [
+            (
+                torch.zeros(shape, dtype=dtype, device=device),
+                torch.zeros(shape, dtype=dtype, device=device),
+            )
+            for _ in range(layers)
+        ]
+
+    @torch.inference_mode()
+    def run(self, batch: Batch, states: Sequence[SamplingState]) -> list[Sampled]:
+        """Compute a step.
+
+        :param states: one per chunk that samples, in the batch's order.
+        :returns: one token per chunk that samples, in the batch's order.
+        """
+        chunks = sorted(batch.chunks, key=_shape)
+        logits = self._forward(chunks)
+        sampling = [index for index, chunk in enumerate(batch.chunks) if chunk.samples]
+        if not sampling:
+            return []
+        row = {id(chunk): at for at, chunk in enumerate(c for c in chunks if c.samples)}
+        order = [row[id(batch.chunks[index])] for index in sampling]
+        if order != list(range(len(order))):
+            logits = logits[order]
+        return sample(logits, states)
+
+    def _forward(self, chunks: Sequence[Chunk]) -> torch.Tensor:
+        """Logits of the chunks that sample, in this order, (sampling, vocab_size) fp32."""
+        tokens: list[int] = []
+        positions: list[int] = []
+        rows: list[int] = []
+        for chunk in chunks:
+            tokens += chunk.sequence.token_ids[chunk.start : chunk.end]
+            positions += range(chunk.start, chunk.end)
+            if chunk.samples:
+                rows.append(len(tokens) - 1)
+        attention = AttentionBatch.build(
+            query_lens=[chunk.num_tokens for chunk in chunks],
+            context_lens=[chunk.end for chunk in chunks],
+            block_tables=[chunk.sequence.block_ids for chunk in chunks],
+            block_size=self.block_size,
+            device=self.device,
+            windows=self.model.windows,
+        )
+        logits: torch.Tensor = self.model(
+            self._tensor(tokens),
+            self._tensor(positions),
+            self._tensor(rows),
+            self.kv_cache,
+            attention,
+        )
+        return logits
+
+    def _tensor(self, values: list[int]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=self.device)
+
+
+def _shape(chunk: Chunk) -> tuple[int, int]:
+    """Decodes first, short contexts first: neighbours then share attention groups."""
+    return chunk.num_tokens, chunk.end
