@@ -1,0 +1,103 @@
+"""A Hugging Face folder as a :class:`~.checkpoint.Checkpoint`: ``config.json`` and safetensors.
+
+Owns finding the files and naming the one that is missing or broken. It reads weights as they are
+stored: a checkpoint quantised in safetensors is refused.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ModelError
+from .config_json import normalise
+
+if TYPE_CHECKING:
+    import torch
+
+_SINGLE = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+
+
+class SafetensorsCheckpoint:
+    """A model in a folder of one or more safetensors files."""
+
+    def __init__(self, path: Path) -> None:
+        """Read the configuration and the index; read no weights.
+
+        :raises ModelError: naming the file that is missing or broken.
+        """
+        self.path = path
+        raw = read_json(path / "config.json")
+        if quantization := raw.get("quantization_config"):
+            method = quantization.get("quant_method", "an unnamed method")
+            raise ModelError(
+                f"{path} is quantised with {method}, which is not supported in safetensors. "
+                "Use an unquantised copy or a GGUF file."
+            )
+        self.config: Mapping[str, Any] = normalise(raw, source=str(path / "config.json"))
+        self.eos_token_ids: tuple[int, ...] = folder_eos_token_ids(path)
+        self._shards = _shards(path)
+
+    def tensors(self, *, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
+        """See :meth:`.checkpoint.Checkpoint.tensors`."""
+        from safetensors import SafetensorError, safe_open
+
+        for file, expected in self._shards.items():
+            try:
+                with safe_open(file, framework="pt", device="cpu") as shard:
+                    names = set(shard.keys())
+                    if missing := sorted(expected - names):
+                        raise ModelError(f"{file} lacks {missing[0]!r}, which its index lists.")
+                    for name in sorted(expected or names):
+                        yield name, shard.get_tensor(name).to(dtype)
+            except (SafetensorError, OSError) as error:
+                raise ModelError(f"Cannot read {file}: {error}. Download it again.") from error
+
+
+def folder_eos_token_ids(folder: Path) -> tuple[int, ...]:
+    """Every end id that ``generation_config.json`` and ``config.json`` name, each once."""
+    found: list[Any] = []
+    for name in ("generation_config.json", "config.json"):
+        if (folder / name).is_file():
+            value = read_json(folder / name).get("eos_token_id")
+            found += value if isinstance(value, list) else [value]
+    return tuple(dict.fromkeys(token for token in found if isinstance(token, int)))
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """Read a JSON object.
+
+    :raises ModelError: naming the file, if it is missing, not JSON or not an object.
+    """
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ModelError(f"{file} is missing; a model folder needs it.") from None
+    except (OSError, ValueError) as error:
+        raise ModelError(f"Cannot read {file}: {error}.") from error
+    if not isinstance(value, dict):
+        raise ModelError(f"{file} holds a {type(value).__name__}; it must be a JSON object.")
+    return value
+
+
+def _shards(folder: Path) -> dict[Path, set[str]]:
+    """Each weight file with the tensors expected in it; an empty set expects all it has."""
+    if (folder / _INDEX).is_file():
+        weight_map = read_json(folder / _INDEX).get("weight_map")
+        if not isinstance(weight_map, dict) or not weight_map:
+            raise ModelError(f"{folder / _INDEX} has no weight_map.")
+        shards: dict[Path, set[str]] = {}
+        for name, file in weight_map.items():
+            shards.setdefault(folder / Path(str(file)).name, set()).add(name)
+        if missing := sorted(str(file) for file in shards if not file.is_file()):
+            raise ModelError(f"{missing[0]} is missing; the index lists it.")
+        return shards
+    if (folder / _SINGLE).is_file():
+        return {folder / _SINGLE: set()}
+    hint = ""
+    if any(folder.glob("*.bin")):
+        hint = " The folder has PyTorch pickles, which are not read; convert them to safetensors."
+    raise ModelError(f"{folder / _SINGLE} is missing, and so is {_INDEX}.{hint}")
