@@ -66,12 +66,13 @@ def load_model(config: EngineConfig, progress: Callable[[str], None]) -> LoadedM
             dtype=dtype,
             device=device,
         )
+        text = tokenizer.result()
         return LoadedModel(
             name=config.served_name or model_name(config.model),
-            tokenizer=tokenizer.result(),
+            tokenizer=text,
             runner=runner,
             scheduler_config=scheduler_config,
-            eos_token_ids=checkpoint.eos_token_ids,
+            eos_token_ids=tuple({*checkpoint.eos_token_ids, *text.eos_token_ids}),
             vocab_size=model.config.vocab_size,
         )
 

@@ -70,7 +70,7 @@ class LlamaConfig:
                 max_positions=config.get("max_position_embeddings", 2048),
                 window=config.get("sliding_window"),
                 qkv_bias=bias,
-                out_bias=bias,
+                out_bias=bool(config.get("attention_out_bias", bias)),
                 mlp_bias=bool(config.get("mlp_bias", False)),
                 tied=bool(config.get("tie_word_embeddings", False)),
             )
