@@ -1,0 +1,16 @@
+"""One live server for the tests of the whole: the default model, in a process of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from fullbore_backend.server import BackgroundServer
+
+
+@pytest.fixture(scope="session")
+def server_url() -> Iterator[str]:
+    """The address of ``fullbore serve``, without a path; it serves ``smollm2-135m``."""
+    with BackgroundServer(["--kv-cache-memory", "256MiB"]) as server:
+        yield server.url
