@@ -83,6 +83,9 @@ def _serve(options: argparse.Namespace, say: Callable[[str], None], started: flo
             f"Set --api-key or {API_KEY_VARIABLE}, or bind 127.0.0.1."
         )
     say(f"starting {engine_config.model}")
+    # Read once, when torch is loaded. OpenMP's threads otherwise spin while they wait for each
+    # other: beside an HTTP loop on the same cores, a step then takes several times as long.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # Not above: these bring in torch.
     from .loading import model_name
     from .server.serving import serve
