@@ -1,0 +1,113 @@
+"""A request of httpx2 as HTTP/2 wants it: a header list and a body that can be sent again.
+
+Owns the translation and its checks (RFC 9113 sections 8.2 and 8.3). Knows nothing of connections.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncGenerator, AsyncIterator
+from functools import lru_cache
+
+import httpx2
+from hpack import NeverIndexedHeaderTuple
+
+from ._h2_stream import Headers
+
+REPLAY_SIZE = 1_048_576
+"""Bytes of a streamed request body that are kept so that it can be sent a second time."""
+
+IDEMPOTENT = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "PUT", "DELETE"})
+"""Methods that may be sent again although the first one may have been acted upon (RFC 9110)."""
+
+_NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9a-z]+")
+_BAD_IN_VALUE = re.compile(rb"[\x00\r\n]")
+# Connection-specific, or said by a pseudo-header.
+_DROPPED = frozenset(
+    {
+        b"connection",
+        b"host",
+        b"http2-settings",
+        b"keep-alive",
+        b"proxy-connection",
+        b"te",
+        b"transfer-encoding",
+        b"upgrade",
+    }
+)
+# Kept out of the compression state, also by proxies on the way (RFC 7541 section 7.1.3).
+_SECRET = frozenset({b"authorization", b"proxy-authorization", b"cookie", b"api-key", b"x-api-key"})
+
+
+def header_list(request: httpx2.Request) -> Headers:
+    """Return the header list of a request, pseudo-headers first.
+
+    Raises:
+        httpx2.LocalProtocolError: A name or value that HTTP forbids.
+    """
+    url = request.url
+    headers: Headers = [
+        (b":method", request.method.encode("ascii")),
+        (b":authority", request.headers.get("host", "").encode("ascii") or url.netloc),
+        (b":scheme", url.raw_scheme),
+        (b":path", url.raw_path),
+    ]
+    for raw_name, raw_value in request.headers.raw:
+        name = _field_name(raw_name)
+        if name is None:
+            continue
+        value = raw_value.strip(b" \t")
+        if _BAD_IN_VALUE.search(value):
+            raise httpx2.LocalProtocolError(f"The header {name!r} has a line break or NUL in it.")
+        pair = (name, value)
+        headers.append(NeverIndexedHeaderTuple(*pair) if name in _SECRET else pair)
+    return headers
+
+
+@lru_cache(maxsize=1024)
+def _field_name(raw: bytes) -> bytes | None:
+    name = raw.lower()
+    if name in _DROPPED:
+        return None
+    if _NAME.fullmatch(name) is None:
+        raise httpx2.LocalProtocolError(f"{raw!r} is not a header name.")
+    return name
+
+
+class RequestBody:
+    """A request body that can be sent again as long as it is small or held in memory anyway.
+
+    Attributes:
+        length: What the request's content-length says, or None.
+        empty: Whether there is none, so that the headers end the request.
+        replayable: Whether `chunks` may be called once more.
+    """
+
+    def __init__(self, request: httpx2.Request) -> None:
+        declared = request.headers.get("content-length")
+        self.length = int(declared) if declared is not None else None
+        self.empty = not self.length and "transfer-encoding" not in request.headers
+        self.replayable = True
+        assert isinstance(request.stream, httpx2.AsyncByteStream)
+        self._source: AsyncIterator[bytes] = request.stream.__aiter__()
+        self._in_memory = isinstance(request.stream, httpx2.ByteStream)
+        self._kept: list[bytes] = []
+        self._kept_size = 0
+
+    async def chunks(self) -> AsyncGenerator[bytes, None]:
+        """Yield the body from its start: what was sent before, then the rest of the source."""
+        for chunk in self._kept:
+            yield chunk
+        async for chunk in self._source:
+            if self.replayable:
+                self._kept.append(chunk)
+                self._kept_size += len(chunk)
+                if self._kept_size > REPLAY_SIZE and not self._in_memory:
+                    self.replayable = False
+                    self._kept.clear()
+            yield chunk
+
+    async def aclose(self) -> None:
+        """Close the source, if it is a generator that may be left half-way."""
+        if isinstance(self._source, AsyncGenerator):
+            await self._source.aclose()

@@ -1,0 +1,205 @@
+"""The protocol state without I/O: whatever way bytes are cut, the streams end up the same."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import h2.config
+import h2.connection
+import h2.events
+import httpx2
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fullbore.transport._h2_config import HTTP2Config
+from fullbore.transport._h2_connection import H2Connection
+from fullbore.transport._h2_runtime import Runtime
+from fullbore.transport._h2_stream import H2Stream
+
+REQUEST = [(b":method", b"GET"), (b":authority", b"a"), (b":scheme", b"http"), (b":path", b"/")]
+
+
+class ManualLink:
+    """A lane's part, with the wakes and the alarms written down."""
+
+    def __init__(self, config: HTTP2Config) -> None:
+        self.woken: list[object] = []
+        self.runtime = Runtime(
+            clock=lambda: 0.0,
+            signal=object,
+            wake=self.woken.append,
+            spawn=lambda run: None,
+            post=lambda call: None,
+            is_current=lambda: True,
+        )
+        self.connection = H2Connection(config, self, lambda: None)
+
+    def credit(self, stream: H2Stream, size: int) -> None:
+        self.connection.credit(stream, size)
+
+    def abandon(self, stream: H2Stream) -> None:
+        raise AssertionError
+
+    def arm(self, deadline: float) -> None:
+        pass
+
+
+class Pair:
+    """A client connection and h2's server, joined by function calls."""
+
+    def __init__(self, **config: int) -> None:
+        self.link = ManualLink(HTTP2Config(**config))
+        self.client = self.link.connection
+        self.server = h2.connection.H2Connection(
+            h2.config.H2Configuration(client_side=False, header_encoding=None)
+        )
+        self.server.initiate_connection()
+        self.client.start()
+        for _ in range(2):
+            self.to_server()
+            self.client.receive(self.server.data_to_send())
+
+    def to_server(self) -> list[h2.events.Event]:
+        return self.server.receive_data(self.client.take_output())
+
+    def open(self) -> H2Stream:
+        stream = self.client.open(REQUEST, b"GET", end_stream=True)
+        self.to_server()
+        return stream
+
+
+def answers(server: h2.connection.H2Connection) -> bytes:
+    """Interleaved responses to streams 1, 3 and 5, with all that may occur in between."""
+    server.send_headers(1, [(b":status", b"103"), (b"link", b"x")])
+    server.send_headers(1, [(b":status", b"200"), (b"big", b"h" * 17_000)])  # needs CONTINUATION
+    server.send_headers(3, [(b":status", b"404"), (b"content-length", b"6")])
+    server.send_data(1, b"one", pad_length=7)
+    server.ping(b"12345678")
+    server.send_data(3, b"not")
+    server.update_settings({h2.settings.SettingCodes.MAX_CONCURRENT_STREAMS: 7})
+    server.send_data(3, b"hin", end_stream=True)
+    server.send_data(1, b"two")
+    server.reset_stream(5, 2)
+    server.send_headers(1, [(b"trailer", b"t")], end_stream=True)
+    return server.data_to_send()
+
+
+@settings(deadline=None, max_examples=40)
+@given(cuts=st.lists(st.integers(1, 21_000), max_size=40))
+def test_any_split_of_the_bytes_means_the_same(cuts: list[int]) -> None:
+    """Streams, limit and answers do not depend on how the socket cuts the bytes."""
+    pair = Pair()
+    one, two, three = (pair.open() for _ in range(3))
+    data = answers(pair.server)
+    edges = [0, *sorted(cut for cut in set(cuts) if cut < len(data)), len(data)]
+    for start, stop in pairwise(edges):
+        pair.client.receive(data[start:stop])
+    assert one.head is not None
+    assert one.head[0] == 200
+    assert (one.take(), one.ended, one.error) == (b"onetwo", True, None)
+    assert one.trailers == [(b"trailer", b"t")]
+    assert (two.take(), two.ended, two.error) == (b"nothin", True, None)
+    assert isinstance(three.error, httpx2.RemoteProtocolError)
+    assert pair.client.streams == {}
+    assert pair.client.limit == 7
+    events = pair.to_server()
+    assert [type(event) for event in events] == [
+        h2.events.PingAckReceived,
+        h2.events.SettingsAcknowledged,
+    ]
+
+
+@settings(deadline=None, max_examples=40)
+@given(reads=st.lists(st.integers(1, 5_000), min_size=1, max_size=60))
+def test_windows_are_kept_exactly(reads: list[int]) -> None:
+    """The server's view of a stream's window and ours agree, and it is never overrun."""
+    pair = Pair(stream_window=1_000)
+    stream = pair.open()
+    pair.server.send_headers(1, [(b":status", b"200")])
+    for size in reads:
+        room = pair.server.local_flow_control_window(1)
+        size = min(size, room)
+        pair.server.send_data(1, b"x" * size)
+        pair.client.receive(pair.server.data_to_send())
+        assert len(stream.buffer) <= 1_000
+        assert stream.window == room - size
+        stream.take()
+        pair.to_server()
+        assert pair.server.local_flow_control_window(1) == stream.window
+        assert stream.window + stream.uncredited == 1_000
+        assert stream.window > 0, "the server would be stuck although everything has been read"
+
+
+def test_h2_forgets_streams_that_have_ended() -> None:
+    """A thousand requests on one connection leave no stream behind in h2."""
+    pair = Pair()
+    for number in range(1_000):
+        pair.open()
+        stream_id = 2 * number + 1
+        pair.server.send_headers(stream_id, [(b":status", b"200")])
+        pair.server.send_data(stream_id, b"x", end_stream=True)
+        pair.client.receive(pair.server.data_to_send())
+        assert pair.client.load == 0
+        assert pair.client.take_output() == b""
+    assert pair.client._h2.open_outbound_streams == 0
+    assert len(pair.client._h2.streams) <= 1
+
+
+def test_the_request_is_unprocessed_if_it_never_left() -> None:
+    """A connection that dies with a request still queued lets it be sent again, another's not."""
+    pair = Pair()
+    sent = pair.open()
+    queued = pair.client.open(REQUEST, b"GET", end_stream=True)
+    pair.client.fail_all(lambda: httpx2.ReadError("gone"))
+    assert (sent.unprocessed, sent.lost) == (False, True)
+    assert (queued.unprocessed, queued.lost) == (True, True)
+    assert sent.error is not queued.error
+
+
+def test_pings_confirm_resets_one_round_trip_at_a_time() -> None:
+    """Slots of reset streams come back with the answer to a PING sent after them."""
+    pair = Pair()
+    first, second, third = (pair.open() for _ in range(3))
+    pair.client.reset(first, h2.errors.ErrorCodes.CANCEL)
+    pair.client.reset(second, h2.errors.ErrorCodes.CANCEL)
+    assert pair.client.load == 3
+    pair.to_server()
+    answer = pair.server.data_to_send()
+    pair.server.send_headers(5, [(b":status", b"200")])  # the server is heard of: PINGs are fine
+    pair.client.receive(pair.server.data_to_send() + answer)
+    assert pair.client.load == 2, "the second reset came after the first PING"
+    pair.to_server()
+    pair.client.receive(pair.server.data_to_send())
+    assert pair.client.load == 1
+    assert third.head is not None
+
+
+def test_no_second_ping_before_the_server_was_heard() -> None:
+    """Cancelling again and again must not look like a PING flood to strict servers."""
+    pair = Pair()
+    for _ in range(10):
+        stream = pair.open()
+        pair.client.reset(stream, h2.errors.ErrorCodes.CANCEL)
+        events = pair.to_server()
+        pair.client.receive(pair.server.data_to_send())
+        pings = sum(isinstance(event, h2.events.PingReceived) for event in events)
+        assert pings == (stream.id == 1)
+    assert pair.client.load == 0
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"max_lanes": 0},
+        {"stream_window": 0},
+        {"idle_expiry": 0},
+        {"max_replays": -1},
+        {"max_streams_per_lane": 1_000_000},
+    ],
+    ids=lambda wrong: next(iter(wrong)),
+)
+def test_config_is_checked(wrong: dict[str, int]) -> None:
+    """A number that cannot work is refused by name."""
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        HTTP2Config(**wrong)
