@@ -1,8 +1,12 @@
 """An engine on a thread of its own, spoken to from an asyncio event loop.
 
 The loop and the engine's thread share a mailbox and nothing else: calls become messages that the
-thread reads between steps, and a step's deltas come back to the loop in one call. Deltas that
-arrive while a stream's reader is away reach it as one.
+thread reads between steps, and a step's deltas come back to the loop in one call.
+
+A stream is a window: once ``buffer_tokens`` tokens have been generated that its reader has not
+taken, the request is paused, and it goes on when the reader has taken some. The window is kept on
+the engine's thread, which pauses before the next step. So the bound holds however late the loop is:
+no more than ``buffer_tokens`` unread tokens a stream, in the stream and on the way to it together.
 """
 
 from __future__ import annotations
@@ -11,21 +15,30 @@ import asyncio
 import itertools
 import logging
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from .credit import Credits
 from .engine import Engine, EngineStats
 from .errors import (
     BackendError,
+    ConfigError,
     EngineStoppedError,
     InvalidRequestError,
     QueueFullError,
-    StepFailedError,
 )
 from .request import Delta, SamplingParams
+from .request_stream import RequestStream
+from .retry_after import RetryAfter
 from .tokenizer import Tokenizer
 
+__all__ = ["BUFFER_TOKENS", "AsyncEngine", "RequestStream"]
+
 logger = logging.getLogger(__name__)
+
+BUFFER_TOKENS = 64
+"""Tokens that a stream may hold unread, unless its request says otherwise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +48,7 @@ class _Add:
     params: SamplingParams
     cache_salt: str | None
     priority: int
+    buffer_tokens: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,80 +56,27 @@ class _Abort:
     request_id: str
 
 
-class RequestStream(AsyncIterator[Delta]):
-    """The deltas of one request; ends after the one that carries a finish reason.
+@dataclass(frozen=True, slots=True)
+class _Grant:
+    """The reader has taken this many tokens since it last said so."""
 
-    Read by one task at a time. Leaving before the end without :meth:`cancel` keeps the request
-    running: put the cancel into a ``finally``.
-    """
-
-    __slots__ = ("_engine", "_error", "_finished", "_pending", "_wakeup", "request_id")
-
-    def __init__(self, engine: AsyncEngine, request_id: str) -> None:
-        self.request_id = request_id
-        self._engine = engine
-        self._pending: list[Delta] = []
-        self._error: BackendError | None = None
-        self._finished = False
-        self._wakeup: asyncio.Future[None] | None = None
-
-    async def __anext__(self) -> Delta:
-        """The next delta.
-
-        :raises StepFailedError: the step that carried the request raised.
-        :raises EngineStoppedError: the engine died or was stopped.
-        """
-        while not self._pending:
-            if self._error is not None:
-                raise self._error
-            if self._finished:
-                raise StopAsyncIteration
-            self._wakeup = asyncio.get_running_loop().create_future()
-            try:
-                await self._wakeup
-            finally:
-                self._wakeup = None
-        deltas, self._pending = self._pending, []
-        return deltas[0] if len(deltas) == 1 else _merge(deltas)
-
-    def cancel(self) -> None:
-        """End the request; its blocks are free within one step. Safe at any time, any number of
-        times.
-        """
-        if not self._finished:
-            self._finished = True
-            self._engine._forget(self.request_id, abort=True)
-            self._wake()
-
-    def _push(self, delta: Delta) -> None:
-        if delta.finish_reason == "error":
-            self._fail(StepFailedError(f"the engine failed at this request: {delta.error}"))
-            return
-        self._pending.append(delta)
-        if delta.finish_reason is not None:
-            self._finished = True
-            self._engine._forget(self.request_id, abort=False)
-        self._wake()
-
-    def _fail(self, error: BackendError) -> None:
-        self._finished = True
-        self._error = error
-        self._engine._forget(self.request_id, abort=False)
-        self._wake()
-
-    def _wake(self) -> None:
-        if self._wakeup is not None and not self._wakeup.done():
-            self._wakeup.set_result(None)
+    request_id: str
+    num_tokens: int
 
 
 class AsyncEngine:
-    """Runs an :class:`Engine` on its own thread. Every method is called on one event loop."""
+    """Runs an :class:`Engine` on its own thread. Every method is called on one event loop.
 
-    def __init__(self, engine: Engine) -> None:
+    :param clock: seconds, monotonic; refused requests are told by it when to come back.
+    """
+
+    def __init__(self, engine: Engine, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.engine = engine
         self._streams: dict[str, RequestStream] = {}
+        self._retry_after = RetryAfter(clock)
+        self._credits = Credits()  # the thread's
         self._ids = itertools.count()
-        self._mail: list[_Add | _Abort] = []
+        self._mail: list[_Add | _Abort | _Grant] = []
         self._num_arriving = 0
         self._condition = threading.Condition()
         self._stopping = False
@@ -145,7 +106,9 @@ class AsyncEngine:
     @property
     def healthy(self) -> bool:
         """True while the thread runs and takes requests."""
-        return self._thread is not None and self._thread.is_alive() and not self._draining
+        if self._thread is None or self._death is not None or self._draining:
+            return False
+        return self._thread.is_alive()
 
     @property
     def death(self) -> BaseException | None:
@@ -169,14 +132,23 @@ class AsyncEngine:
         request_id: str | None = None,
         cache_salt: str | None = None,
         priority: int = 0,
+        buffer_tokens: int | None = BUFFER_TOKENS,
     ) -> RequestStream:
         """Queue a request and return its stream at once.
 
+        :param buffer_tokens: the most tokens that are generated ahead of the stream's reader; the
+            request is paused there, and keeps its memory only while nobody else needs it. ``None``
+            is no limit, for a reader that comes late but surely.
+        :raises ConfigError: ``buffer_tokens`` is below 1.
         :raises InvalidRequestError: a field is out of range, or the id is in use.
         :raises ContextLengthError: the request can never fit.
         :raises QueueFullError: too many wait already.
         :raises EngineStoppedError: the engine is not running.
         """
+        if buffer_tokens is not None and buffer_tokens < 1:
+            raise ConfigError(
+                f"buffer_tokens is {buffer_tokens}; it must be at least 1, or None for no limit."
+            )
         if not self.healthy:
             raise EngineStoppedError("the engine is not running or is shutting down.")
         self.engine.check(prompt_token_ids, params)
@@ -184,7 +156,11 @@ class AsyncEngine:
         request_id = request_id or f"request-{next(self._ids)}"
         if request_id in self._streams:
             raise InvalidRequestError(f"request id {request_id!r} is in use.", param="request_id")
-        stream = self._streams[request_id] = RequestStream(self, request_id)
+        if not self._streams:
+            self._retry_after.begin()
+        stream = self._streams[request_id] = RequestStream(
+            request_id, buffer_tokens, grant=self._grant, forget=self._forget
+        )
         self._idle.clear()
         self._post(
             _Add(
@@ -193,6 +169,7 @@ class AsyncEngine:
                 params=params,
                 cache_salt=cache_salt,
                 priority=priority,
+                buffer_tokens=buffer_tokens,
             )
         )
         return stream
@@ -213,7 +190,7 @@ class AsyncEngine:
                 await self._idle.wait()
         except TimeoutError:
             for stream in list(self._streams.values()):
-                stream._fail(EngineStoppedError("the server shut down before the request ended."))
+                stream.fail(EngineStoppedError("the server shut down before the request ended."))
                 self._post(_Abort(stream.request_id))
             return False
         return True
@@ -234,19 +211,25 @@ class AsyncEngine:
         limit = self.engine.config.max_waiting
         waiting = self.engine.scheduler.num_waiting + self._num_arriving
         if waiting >= limit:
+            seconds = self._retry_after.refuse()
             raise QueueFullError(
-                f"{waiting} requests wait already, and the limit is {limit}. Retry later.",
-                retry_after=1.0,
+                f"{waiting} requests wait already, and the limit is {limit}. "
+                f"Retry in about {seconds:.0f} s.",
+                retry_after=seconds,
             )
 
-    def _post(self, message: _Add | _Abort) -> None:
+    def _post(self, message: _Add | _Abort | _Grant) -> None:
         with self._condition:
             self._mail.append(message)
             self._num_arriving += isinstance(message, _Add)
             self._condition.notify()
 
-    def _forget(self, request_id: str, *, abort: bool) -> None:
-        self._streams.pop(request_id, None)
+    def _grant(self, request_id: str, num_tokens: int) -> None:
+        self._post(_Grant(request_id, num_tokens))
+
+    def _forget(self, request_id: str, abort: bool) -> None:
+        if self._streams.pop(request_id, None) is not None:
+            self._retry_after.end()
         if abort:
             self._post(_Abort(request_id))
         if not self._streams:
@@ -257,16 +240,16 @@ class AsyncEngine:
         for request_id, delta in deltas:
             stream = self._streams.get(request_id)
             if stream is not None:
-                stream._push(delta)
+                stream.push(delta)
 
     def _reject(self, request_id: str, error: BackendError) -> None:
         stream = self._streams.get(request_id)
         if stream is not None:
-            stream._fail(error)
+            stream.fail(error)
 
     def _fail_all(self, error: BackendError) -> None:
         for stream in list(self._streams.values()):
-            stream._fail(error)
+            stream.fail(error)
 
     # On the engine's thread
 
@@ -275,6 +258,7 @@ class AsyncEngine:
         try:
             while self._read_mail():
                 deltas = self.engine.step()
+                self._spend(deltas)
                 self._call(self._deliver, deltas, self.engine.stats())
         except BaseException as error:
             logger.exception("the engine died")
@@ -294,20 +278,39 @@ class AsyncEngine:
             mail, self._mail = self._mail, []
             self._num_arriving = 0
         for message in mail:
-            if isinstance(message, _Abort):
-                self.engine.abort(message.request_id)
-                continue
-            try:
-                self.engine.add(
-                    message.request_id,
-                    message.prompt_token_ids,
-                    message.params,
-                    cache_salt=message.cache_salt,
-                    priority=message.priority,
-                )
-            except BackendError as error:
-                self._call(self._reject, message.request_id, error)
+            match message:
+                case _Add():
+                    self._add(message)
+                case _Abort(request_id):
+                    self._credits.close(request_id)
+                    self.engine.abort(request_id)
+                case _Grant(request_id, num_tokens):
+                    if self._credits.grant(request_id, num_tokens):
+                        self.engine.resume(request_id)
         return True
+
+    def _add(self, message: _Add) -> None:
+        try:
+            self.engine.add(
+                message.request_id,
+                message.prompt_token_ids,
+                message.params,
+                cache_salt=message.cache_salt,
+                priority=message.priority,
+            )
+        except BackendError as error:
+            self._call(self._reject, message.request_id, error)
+            return
+        if message.buffer_tokens is not None:
+            self._credits.open(message.request_id, message.buffer_tokens)
+
+    def _spend(self, deltas: Sequence[tuple[str, Delta]]) -> None:
+        """Pause the requests that are as far ahead of their readers as they may be."""
+        for request_id, delta in deltas:
+            if delta.finish_reason is not None:
+                self._credits.close(request_id)
+            elif self._credits.spend(request_id, len(delta.token_ids)):
+                self.engine.pause(request_id)
 
     def _call(self, function: Callable[..., None], *args: object) -> None:
         assert self._loop is not None
@@ -317,16 +320,3 @@ class AsyncEngine:
             # The loop was closed under a running engine: nobody is left to be told.
             logger.warning("the event loop closed before its engine was stopped")
             self._stopping = True
-
-
-def _merge(deltas: Sequence[Delta]) -> Delta:
-    last = deltas[-1]
-    return Delta(
-        text="".join(delta.text for delta in deltas),
-        token_ids=tuple(token for delta in deltas for token in delta.token_ids),
-        logprobs=tuple(entry for delta in deltas for entry in delta.logprobs),
-        finish_reason=last.finish_reason,
-        stop_reason=last.stop_reason,
-        num_generated=last.num_generated,
-        num_cached=last.num_cached,
-    )

@@ -33,7 +33,8 @@ class EngineStats:
 
     ``num_blocks_used`` are held by live requests; ``num_blocks_cached`` are free but hold a
     reusable prefix. ``prefix_cache_queries`` and ``prefix_cache_hits`` are prompt tokens looked up
-    and found. ``step_seconds`` is the time spent in steps.
+    and found. ``step_seconds`` is the time spent in steps. Paused requests (``num_paused``) count
+    neither as running nor as waiting; the blocks they still hold are used ones.
     """
 
     num_running: int
@@ -49,6 +50,7 @@ class EngineStats:
     num_steps: int
     step_seconds: float
     requests_finished: Mapping[str, int]
+    num_paused: int = 0
 
 
 class _Request:
@@ -193,8 +195,19 @@ class Engine:
         for request_id in list(self._requests):
             self.abort(request_id)
 
+    def pause(self, request_id: str) -> bool:
+        """Generate no more for a request until :meth:`resume`; ``False`` when it is not live.
+
+        It keeps its blocks until others need them, and holds up nobody.
+        """
+        return self.scheduler.pause(request_id)
+
+    def resume(self, request_id: str) -> bool:
+        """Let a paused request go on; ``False`` when it is not live."""
+        return self.scheduler.resume(request_id)
+
     def has_work(self) -> bool:
-        """True while a request is live."""
+        """True while a request is live that is not paused."""
         return self.scheduler.has_work()
 
     # Steps
@@ -338,6 +351,7 @@ class Engine:
             num_steps=self._num_steps,
             step_seconds=self._step_seconds,
             requests_finished=dict(self._finished),
+            num_paused=scheduler.num_paused,
         )
 
 

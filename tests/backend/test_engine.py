@@ -37,6 +37,42 @@ def nothing_is_left(engine: Engine) -> Any:
     assert not engine.has_work()
 
 
+def test_a_paused_request_gains_nothing_until_it_is_resumed(engine: Engine) -> None:
+    """And its text is what it would have been; the neighbour does not notice."""
+    prompts = [engine.tokenizer.encode_prompt(text) for text in ("The sea is", "One two three")]
+    want = engine.generate(prompts, GREEDY)
+    texts = {"a": "", "b": ""}
+
+    def run() -> None:
+        while engine.has_work():
+            for name, delta in engine.step():
+                texts[name] += delta.text
+
+    for name, prompt in zip("ab", prompts, strict=True):
+        engine.add(name, prompt, GREEDY)
+    for name, delta in engine.step():
+        texts[name] += delta.text
+    assert engine.pause("a")
+    so_far = texts["a"]
+    run()
+    assert (engine.stats().num_paused, engine.stats().num_running) == (1, 0)
+    assert texts == {"a": so_far, "b": want[1].text}
+    assert engine.step() == []
+    assert engine.resume("a")
+    run()
+    assert texts["a"] == want[0].text
+    assert not engine.pause("a")
+    assert not engine.resume("a")
+
+
+def test_a_paused_request_is_aborted_like_any_other(engine: Engine) -> None:
+    engine.add("a", [5, 6, 7], GREEDY)
+    engine.step()
+    engine.pause("a")
+    assert engine.abort("a")
+    assert engine.stats().num_paused == 0
+
+
 def chat(engine: Engine, text: str) -> list[int]:
     return engine.tokenizer.encode_chat([{"role": "user", "content": text}])
 

@@ -53,7 +53,10 @@ def prompts(engine: Engine) -> list[list[int]]:
             messages.insert(0, {"role": "system", "content": SYSTEM})
         if index >= len(QUESTIONS):
             messages += [
-                {"role": "assistant", "content": "Let me think about that for a moment. " * index},
+                {
+                    "role": "assistant",
+                    "content": "Let me think about that for a moment. " * (index // 4),
+                },
                 {"role": "user", "content": "Go on."},
             ]
         chats.append(engine.tokenizer.encode_chat(messages))

@@ -104,6 +104,40 @@ def test_finished_requests_cost_a_step_nothing() -> None:
     assert costs[0] == costs[1]
 
 
+def paused_with_blocks(scheduler: Scheduler, amount: int) -> None:
+    for i in range(amount):
+        scheduler.add(Sequence(f"away{i}", [9, i, 9, 9, 9], max_tokens=1000))
+        step(scheduler)
+        scheduler.pause(f"away{i}")
+
+
+def paused_without_blocks(scheduler: Scheduler, amount: int) -> None:
+    for i in range(amount):
+        scheduler.add(Sequence(f"away{i}", [9, i, 9, 9, 9], max_tokens=1000))
+        scheduler.pause(f"away{i}")
+
+
+@pytest.mark.parametrize(
+    "pause", [paused_with_blocks, paused_without_blocks], ids=lambda scene: scene.__name__
+)
+@pytest.mark.parametrize("waits", [False, True], ids=["nobody_waits", "one_waits_for_memory"])
+def test_paused_requests_cost_a_step_nothing(
+    pause: Callable[[Scheduler, int], None], waits: bool
+) -> None:
+    costs = []
+    for amount in (10, 1000):
+        num_blocks = 24 + 2 * amount
+        scheduler = scheduler_of(num_blocks=num_blocks, max_num_seqs=9, max_model_len=10_000)
+        pause(scheduler, amount)
+        decoding(scheduler, 8)
+        if waits:  # for more than all of the paused ones could give
+            scheduler.add(Sequence("big", [5] * (4 * num_blocks - 4), max_tokens=1))
+        costs.append(lines_of_a_step(scheduler))
+        assert (scheduler.num_paused, scheduler.num_waiting) == (amount, waits)
+        assert scheduler.num_preemptions == 0
+    assert costs[0] == costs[1]
+
+
 def test_ending_a_waiting_request_does_not_search_for_it() -> None:
     costs = []
     for amount in (100, 5000):

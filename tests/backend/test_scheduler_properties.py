@@ -2,8 +2,9 @@
 
 The shadow records for every slot of the pool the salt and the whole token prefix that was computed
 into it. Before a chunk runs, every slot in front of it must hold exactly its sequence's prefix:
-that one check covers sharing, eviction, preemption, resumption and cancellation. Tokens are a
-function of the prefix alone, so what a request generates must not depend on how it was scheduled.
+that one check covers sharing, eviction, preemption, pausing, resumption and cancellation. Tokens
+are a function of the prefix alone, so what a request generates must not depend on how it was
+scheduled.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ def shared_blocks(one: Sequence, other: Sequence, size: int) -> int:
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    """Adds, steps, cancels, stops and fails requests in any order."""
+    """Adds, steps, pauses, resumes, cancels, stops and fails requests in any order."""
 
     live = Bundle("live")
 
@@ -225,6 +226,42 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.finish(name, "cancelled")
         assert not self.scheduler.finish(name, "cancelled")
 
+    @rule(name=live)
+    def pause(self, name: str) -> None:
+        assert self.scheduler.pause(name) == (name in self.sequences)
+        if name in self.sequences:
+            assert self.sequences[name] in self.scheduler.paused
+
+    @rule(name=live, then_step=st.booleans())
+    def resume(self, name: str, then_step: bool) -> None:
+        blocks = list(self.sequences[name].block_ids) if name in self.sequences else []
+        seats = min(self.config.max_num_seqs, self.config.max_num_batched_tokens)
+        free = self.scheduler.num_running < seats
+        assert self.scheduler.resume(name) == (name in self.sequences)
+        if name in self.sequences:
+            sequence = self.sequences[name]
+            assert sequence not in self.scheduler.paused
+            if blocks and free:
+                assert sequence in self.scheduler.running
+                assert sequence.block_ids == blocks
+        if then_step:
+            self.step(1)
+
+    @rule(choice=st.data())
+    def pause_all_but_one(self, choice: st.DataObject) -> None:
+        """Readers that are away, however many, hold up nobody."""
+        if not self.sequences:
+            return
+        kept = choice.draw(st.sampled_from(sorted(self.sequences)))
+        for name in self.sequences:
+            self.scheduler.pause(name)
+        assert not self.scheduler.has_work()
+        self.scheduler.resume(kept)
+        batch = self.schedule()
+        assert batch is not None
+        assert [chunk.sequence.request_id for chunk in batch.chunks] == [kept]
+        self.apply(batch, self.cache.run(batch))
+
     def finish(self, name: str, reason: str) -> None:
         sequence = self.sequences.pop(name)
         assert self.scheduler.finish(name, reason)  # type: ignore[arg-type]
@@ -235,15 +272,21 @@ class SchedulerMachine(RuleBasedStateMachine):
         waiting = self.scheduler.waiting
         ranks = {sequence: sequence.rank for sequence in waiting}
         first = self.scheduler.running[:1]
+        paused = [sequence for sequence in self.scheduler.paused if sequence.block_ids]
         batch = self.scheduler.schedule()
-        assert (batch is None) == (not self.sequences)
+        assert (batch is None) == all(s.paused for s in self.sequences.values())
         if batch is None:
             return None
         self.check_batch(batch)
         scheduled = {chunk.sequence for chunk in batch.chunks}
         assert scheduled.issuperset(first), "the first running sequence always advances"
-        if batch.preempted:
+        assert not any(sequence.paused for sequence in scheduled)
+        displaced = [sequence for sequence in batch.preempted if not sequence.paused]
+        if displaced:
             assert scheduled.isdisjoint(waiting), "no admission in a step that preempted"
+            assert not any(s.block_ids for s in paused), "the paused give way before the running"
+        gave_way = [sequence for sequence in batch.preempted if sequence.paused]
+        assert gave_way == paused[: len(gave_way)], "the one paused longest ago gives way first"
         self.check_order(waiting, ranks, scheduled)
         self.check_preempted(batch)
         return batch
@@ -284,9 +327,10 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     def check_preempted(self, batch: Batch) -> None:
         """They come before all others of their rank, the one that ran the longest first."""
-        for rank in {sequence.rank for sequence in batch.preempted}:
+        displaced = [sequence for sequence in batch.preempted if not sequence.paused]
+        for rank in {sequence.rank for sequence in displaced}:
             peers = [sequence for sequence in self.scheduler.waiting if sequence.rank == rank]
-            expected = [sequence for sequence in batch.preempted[::-1] if sequence.rank == rank]
+            expected = [sequence for sequence in displaced[::-1] if sequence.rank == rank]
             assert peers[: len(expected)] == expected
 
     def apply(self, batch: Batch, tokens: list[int | None]) -> None:
@@ -303,7 +347,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def blocks_are_conserved(self) -> None:
         pool = self.scheduler.blocks
         holders: Counter[int] = Counter()
-        for sequence in self.scheduler.running:
+        for sequence in (*self.scheduler.running, *self.scheduler.paused):
             assert len(set(sequence.block_ids)) == len(sequence.block_ids)
             holders.update(sequence.block_ids)
         for block in range(self.config.num_blocks):
@@ -317,24 +361,31 @@ class SchedulerMachine(RuleBasedStateMachine):
     @invariant()
     def computed_tokens_are_in_the_cache(self) -> None:
         size = self.config.block_size
-        for sequence in self.scheduler.running:
+        everyone = (*self.scheduler.running, *self.scheduler.waiting, *self.scheduler.paused)
+        for sequence in everyone:
             assert sequence.num_computed < sequence.num_tokens <= sequence.limit
             assert sequence.num_computed <= len(sequence.block_ids) * size
             self.cache.check(sequence, sequence.num_computed)
         for sequence in self.scheduler.waiting:
             assert (sequence.num_computed, sequence.block_ids) == (0, [])
+        assert all(sequence.block_ids for sequence in self.scheduler.running)
 
     @invariant()
     def bookkeeping_agrees(self) -> None:
         scheduler = self.scheduler
-        everyone = [*scheduler.running, *scheduler.waiting]
+        paused = scheduler.paused
+        everyone = [*scheduler.running, *scheduler.waiting, *paused]
         assert sorted(s.request_id for s in everyone) == sorted(self.sequences)
+        assert set(paused) == {s for s in everyone if s.paused}
+        holding = [bool(sequence.block_ids) for sequence in paused]
+        assert holding == sorted(holding, reverse=True)
+        assert scheduler.num_paused == len(paused)
         assert scheduler.num_running == len(scheduler.running)
         assert scheduler.num_running <= min(
             self.config.max_num_seqs, self.config.max_num_batched_tokens
         )
         assert scheduler.num_waiting == len(scheduler.waiting)
-        assert scheduler.has_work() == bool(self.sequences)
+        assert scheduler.has_work() == (len(paused) < len(everyone))
         assert 0 <= scheduler.prefix_hits <= scheduler.prefix_queries
         for before, after in pairwise(scheduler.running):
             assert (before.rank, before.order) < (after.rank, after.order)
@@ -349,20 +400,30 @@ class SchedulerMachine(RuleBasedStateMachine):
         """Everything ends, in a bounded number of steps, and leaves nothing behind."""
         if not hasattr(self, "scheduler"):
             return
-        bound = 1 + 2 * sum(sequence.limit for sequence in self.sequences.values())
-        for _ in range(bound):
-            if not self.sequences:
-                break
-            self.step(1)
-            self.blocks_are_conserved()
-            self.bookkeeping_agrees()
-        assert not self.sequences, "some request never ends"
+        self.run_to_the_end()
+        assert all(sequence.paused for sequence in self.sequences.values())
+        for name in self.sequences:
+            self.scheduler.resume(name)
+        self.run_to_the_end()
+        assert not self.sequences
         scheduler = self.scheduler
         assert scheduler.schedule() is None
         assert not scheduler.has_work()
         assert scheduler.blocks.num_free == self.config.num_blocks
         assert scheduler.prefixes.num_announced == 0
         assert len(scheduler.prefixes) == scheduler.blocks.num_cached
+
+    def run_to_the_end(self) -> None:
+        """Every request that is not paused ends, in a bounded number of steps."""
+        bound = 1 + 2 * sum(sequence.limit for sequence in self.sequences.values())
+        for _ in range(bound):
+            if not self.scheduler.has_work():
+                break
+            self.step(1)
+            self.blocks_are_conserved()
+            self.bookkeeping_agrees()
+        assert not self.scheduler.has_work(), "some request never ends"
+        assert self.scheduler.schedule() is None
 
 
 TestScheduler = SchedulerMachine.TestCase

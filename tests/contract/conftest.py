@@ -62,7 +62,9 @@ def assert_nothing_left(server: ThreadServer) -> Callable[[], Awaitable[None]]:
 
     def idle() -> bool:
         stats = server.engine.stats()
-        return not (stats.num_running or stats.num_waiting or stats.num_blocks_used)
+        return not (
+            stats.num_running or stats.num_waiting or stats.num_paused or stats.num_blocks_used
+        )
 
     return lambda: until(idle)
 

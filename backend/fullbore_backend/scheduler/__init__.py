@@ -6,7 +6,10 @@ A step is a value: ``batch = scheduler.schedule()``, the runner turns it into to
 
 from .batch import Batch, Chunk
 from .blocks import BlockPool
+from .kv_cache import KVCache
+from .paused import PausedSequences
 from .prefix import PrefixCursor, PrefixIndex
+from .running import RunningSequences
 from .scheduler import Scheduler
 from .sequence import Sequence
 from .waiting import WaitingQueue
@@ -15,8 +18,11 @@ __all__ = [
     "Batch",
     "BlockPool",
     "Chunk",
+    "KVCache",
+    "PausedSequences",
     "PrefixCursor",
     "PrefixIndex",
+    "RunningSequences",
     "Scheduler",
     "Sequence",
     "WaitingQueue",

@@ -7,16 +7,23 @@ blocks at no cost where the prefix cache has them. The rules of a step:
 1. Running sequences that need a single token get it, oldest first. They never wait for a prompt.
 2. Running sequences with more to compute share the rest of the budget, oldest first.
 3. Waiting sequences are admitted in the queue's order while budget and memory last, but not in a
-   step that preempted. The first that does not fit holds back the later ones, so a big prompt is
-   not overtaken forever.
+   step that preempted a running one. The first that does not fit holds back the later ones, so a
+   big prompt is not overtaken forever.
 
 A sequence is admitted only with blocks for all its known tokens, and only while one more block is
 left for every running sequence, so that admission is not paid for with a preemption at once. When
-a decode finds no block, the sequence of the worst (rank, admission) loses its own; the first of
-that order therefore always advances, and everything behind it becomes first in time.
+a decode finds no block, the paused sequences lose theirs, the one paused longest ago first; then
+the running one of the worst (rank, admission). The first of that order therefore always advances,
+and everything behind it becomes first in time.
 
 A sequence whose next uncached block is being computed by a running one is passed over, keeping its
 place, until that block is there or its computation was given up.
+
+A paused sequence keeps its blocks until a decode or an admission needs them, and takes part in
+nothing else: it computes nothing, and it counts neither against the seats nor towards the blocks
+set aside. So readers that are away hold up nobody, however many they are. Resumed, it goes on in
+its old place if it has its blocks and a seat is free; otherwise it waits at the front of its rank,
+where the prefix cache gives back what has not been reused.
 
 Owns who runs and who holds which block. It does not know tensors, text, clocks or threads; one
 thread calls it, and each batch is applied, or its sequences finished, before the next is asked for.
@@ -24,15 +31,16 @@ thread calls it, and each batch is applied, or its sequences finished, before th
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from collections.abc import Sequence as SequenceOf
 
 from ..config import SchedulerConfig
-from ..errors import ConfigError, ContextLengthError, InvalidRequestError, QueueFullError
+from ..errors import InvalidRequestError, QueueFullError
 from ..request import FinishReason
 from .batch import Batch, Chunk
-from .blocks import BlockPool
-from .prefix import PrefixCursor, PrefixIndex
+from .kv_cache import KVCache
+from .limits import check_prompt, check_sizes, max_num_tokens
+from .paused import PausedSequences
+from .running import RunningSequences
 from .sequence import Sequence
 from .waiting import WaitingQueue
 
@@ -43,13 +51,9 @@ RETRY_AFTER = 1.0
 """Seconds after which a refused request is told to try again."""
 
 
-def _place(sequence: Sequence) -> tuple[float, int]:
-    """A running sequence's place: the least is served first, the greatest is preempted first."""
-    return (sequence.rank, sequence.order)
-
-
 class Scheduler:
-    """Decides what each step computes; every method is O(running), none O(waiting) or O(ended).
+    """Decides what each step computes; every method is O(running), none O(waiting), O(paused) or
+    O(ended).
 
     Admission needs budget left over, so never more sequences run than ``max_num_batched_tokens``,
     and none that decodes goes without its token.
@@ -59,11 +63,12 @@ class Scheduler:
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
-        _check_sizes(config)
+        check_sizes(config)
         self.config = config
-        self.blocks = BlockPool(config.num_blocks)
-        self.prefixes = PrefixIndex(self.blocks, config.block_size)
-        #: Preemptions so far.
+        self._kv_cache = KVCache(config)
+        self.blocks = self._kv_cache.pool
+        self.prefixes = self._kv_cache.prefixes
+        #: Preemptions so far, of running and of paused sequences.
         self.num_preemptions = 0
         #: Prompt tokens looked up in the prefix cache, and those it served, at first admissions.
         self.prefix_queries = 0
@@ -71,33 +76,48 @@ class Scheduler:
         self._block_size = config.block_size
         self._budget = config.max_num_batched_tokens
         self._live: dict[str, Sequence] = {}
-        self._running: list[Sequence] = []  # sorted by _place
+        self._running = RunningSequences()
         self._waiting = WaitingQueue()
+        self._paused = PausedSequences()
         self._num_admissions = 0
 
     @property
     def running(self) -> tuple[Sequence, ...]:
-        """Sequences that hold blocks, in order of service. A copy."""
+        """Sequences that hold blocks and compute, in order of service. A copy."""
         return tuple(self._running)
 
     @property
     def waiting(self) -> tuple[Sequence, ...]:
-        """Sequences that hold none, new or preempted, in order of service. A copy, O(waiting)."""
+        """Sequences that wait for blocks, new or preempted, in order of service. A copy,
+        O(waiting).
+        """
         return tuple(self._waiting)
 
     @property
+    def paused(self) -> tuple[Sequence, ...]:
+        """Paused sequences; first those with blocks, the next to lose them at the front. A copy,
+        O(paused).
+        """
+        return tuple(self._paused)
+
+    @property
     def num_running(self) -> int:
-        """Sequences that hold blocks."""
+        """Sequences that hold blocks and compute."""
         return len(self._running)
 
     @property
     def num_waiting(self) -> int:
-        """Sequences that hold no blocks, new or preempted."""
+        """Sequences that wait for blocks, new or preempted."""
         return len(self._waiting)
 
+    @property
+    def num_paused(self) -> int:
+        """Paused sequences, with and without blocks; they neither run nor wait."""
+        return len(self._paused)
+
     def has_work(self) -> bool:
-        """Whether :meth:`schedule` would return a batch."""
-        return bool(self._live)
+        """Whether :meth:`schedule` would return a batch: some sequence is not paused."""
+        return len(self._live) > len(self._paused)
 
     def check(self, num_prompt_tokens: int) -> None:
         """Raise what :meth:`add` would raise for a prompt of this length, and change nothing.
@@ -107,24 +127,7 @@ class Scheduler:
         :raises InvalidRequestError: for an empty prompt.
         :raises ContextLengthError: if it can never fit the context or the KV pool.
         """
-        limit, prompt = self.config.max_model_len, num_prompt_tokens
-        if prompt == 0:
-            raise InvalidRequestError(
-                "The prompt has no tokens; send at least one.", param="prompt"
-            )
-        if prompt + 1 > limit:
-            raise ContextLengthError(
-                f"The prompt has {prompt} tokens and needs room for one more, but the context is "
-                f"limited to {limit} tokens. Shorten the prompt, or raise max_model_len "
-                "(--max-model-len) if the model allows.",
-                param="prompt",
-            )
-        if prompt > self._capacity:
-            raise ContextLengthError(
-                f"The prompt has {prompt} tokens, but the whole KV cache holds {self._capacity}. "
-                "Shorten the prompt, or raise kv_cache_bytes (--kv-cache-memory).",
-                param="prompt",
-            )
+        check_prompt(self.config, num_prompt_tokens)
 
     def add(self, sequence: Sequence) -> None:
         """Queue a new sequence.
@@ -144,22 +147,10 @@ class Scheduler:
                 "Retry later or send fewer at once.",
                 retry_after=RETRY_AFTER,
             )
-        if self.config.prefix_caching:
-            cursor = PrefixCursor(sequence.cache_salt)
-            try:
-                self.prefixes.extend(cursor, sequence.token_ids)
-            except (OverflowError, TypeError) as error:
-                raise InvalidRequestError(
-                    f"The prompt holds something that is no token id ({error}); ids are integers "
-                    "from 0 to the vocabulary's size.",
-                    param="prompt",
-                ) from error
-            sequence.cursor = cursor
-        # The last token is only sampled: nothing follows it, so it needs no slot.
-        sequence.limit = min(self.config.max_model_len, self._capacity + 1)
-        if sequence.max_tokens is not None:
-            limit = sequence.num_prompt_tokens + max(1, sequence.max_tokens)
-            sequence.limit = min(sequence.limit, limit)
+        self._kv_cache.open(sequence)
+        sequence.limit = max_num_tokens(
+            self.config, sequence.num_prompt_tokens, sequence.max_tokens
+        )
         self._live[sequence.request_id] = sequence
         self._waiting.push(sequence)
 
@@ -176,8 +167,9 @@ class Scheduler:
             if budget == 0:
                 break
             budget -= self._schedule_part(sequence, budget, chunks)
-        if not preempted and budget > 0:
-            budget = self._admit(budget, chunks)
+        # A paused one that lost its blocks will not ask for them in this step.
+        if budget > 0 and all(sequence.paused for sequence in preempted):
+            budget = self._admit(budget, chunks, preempted)
         if not chunks:
             return None
         return Batch(
@@ -200,18 +192,20 @@ class Scheduler:
                 continue
             end = start + length
             sequence.num_computed = end
-            if end // size > start // size and sequence.cursor is not None:
-                self._remember(sequence, sequence.cursor)
+            if end // size > start // size:
+                self._kv_cache.remember(sequence)
             if samples:
                 assert token is not None, "the runner returns a token for each chunk that samples"
-                if self._append(sequence, token):
+                reason = sequence.append(token)
+                if reason is not None:
+                    self._end(sequence, reason)
                     ended.append(sequence)
         return ended
 
     def finish(self, request_id: str, reason: FinishReason) -> bool:
         """End a sequence now, wherever it is; its blocks are free at once.
 
-        :returns: ``False`` if no such sequence is waiting or running.
+        :returns: ``False`` if no such sequence is live.
         """
         sequence = self._live.get(request_id)
         if sequence is None:
@@ -219,10 +213,42 @@ class Scheduler:
         self._end(sequence, reason)
         return True
 
-    @property
-    def _capacity(self) -> int:
-        """Tokens the pool has slots for."""
-        return self.config.num_blocks * self._block_size
+    def pause(self, request_id: str) -> bool:
+        """Compute no more of a sequence until it is resumed. Not while a batch is under way.
+
+        :returns: ``False`` if no such sequence is live; ``True`` also if it was paused before.
+        """
+        sequence = self._live.get(request_id)
+        if sequence is None:
+            return False
+        if not sequence.paused:
+            self._leave(sequence)
+            self._kv_cache.withdraw(sequence)
+            sequence.paused = True
+            self._paused.add(sequence)
+        return True
+
+    def resume(self, request_id: str) -> bool:
+        """Let a paused sequence go on. Not while a batch is under way.
+
+        One that has run is the next of its rank to run again; one that never has goes to the end,
+        since it gained nothing yet that anybody could have failed to read.
+
+        :returns: ``False`` if no such sequence is live; ``True`` also if it was not paused.
+        """
+        sequence = self._live.get(request_id)
+        if sequence is None:
+            return False
+        if sequence.paused:
+            self._leave(sequence)
+            sequence.paused = False
+            if sequence.block_ids:
+                self._go_on(sequence)
+            elif sequence.order < 0:
+                self._waiting.push(sequence)
+            else:
+                self._waiting.push_front(sequence)
+        return True
 
     def _schedule_decodes(self, chunks: list[Chunk], preempted: list[Sequence]) -> list[Sequence]:
         """Give a token to every running sequence that lacks just one; return the other ones."""
@@ -240,7 +266,7 @@ class Scheduler:
     def _grow(self, sequence: Sequence, preempted: list[Sequence]) -> bool:
         """Get one more block, from others if need be; ``False`` if it lost its own instead."""
         while self.blocks.num_free == 0:
-            victim = self._running[-1]
+            victim = self._paused.next_to_yield() or self._running.last
             self._preempt(victim)
             preempted.append(victim)
             if victim is sequence:
@@ -256,7 +282,7 @@ class Scheduler:
         chunks.append(Chunk(sequence, start, count, count == missing))
         return count
 
-    def _admit(self, budget: int, chunks: list[Chunk]) -> int:
+    def _admit(self, budget: int, chunks: list[Chunk], preempted: list[Sequence]) -> int:
         """Let waiting sequences run while budget, seats and memory last; return the budget left."""
         self._waiting.promote()
         admitted: list[Sequence] = []
@@ -264,13 +290,13 @@ class Scheduler:
         for sequence in self._waiting:
             if budget == 0 or len(self._running) >= self.config.max_num_seqs:
                 break
-            num_blocks, must_wait = self._match(sequence)
+            num_cached, must_wait = self._kv_cache.match(sequence)
             if must_wait:
                 num_deferred += 1
                 if num_deferred == MAX_DEFERRED:
                     break
                 continue
-            if not self._take_blocks(sequence, num_blocks):
+            if not self._take_blocks(sequence, num_cached, preempted):
                 break
             self._start(sequence)
             admitted.append(sequence)
@@ -279,105 +305,71 @@ class Scheduler:
             self._waiting.admit(sequence)
         return budget
 
-    def _match(self, sequence: Sequence) -> tuple[int, bool]:
-        """Leading blocks that the cache has, and whether a running sequence computes the next."""
-        cursor = sequence.cursor
-        if cursor is None:
-            return 0, False
-        # The last token is always computed: its output is what the next one is sampled from.
-        useful = (len(sequence.token_ids) - 1) // self._block_size
-        found = self.prefixes.match(cursor, useful)
-        return found, found < useful and self.prefixes.is_announced(cursor)
+    def _take_blocks(self, sequence: Sequence, num_cached: int, preempted: list[Sequence]) -> bool:
+        """Give a waiting sequence blocks for all its tokens, those of paused ones if need be.
 
-    def _take_blocks(self, sequence: Sequence, num_cached: int) -> bool:
-        """Give a waiting sequence blocks for all its tokens, if memory allows.
-
-        :param num_cached: leading blocks found by :meth:`_match`.
+        :param num_cached: leading blocks that the cache has.
+        :returns: ``False`` if memory does not allow it.
         """
         pool = self.blocks
-        num_new = -(-len(sequence.token_ids) // self._block_size) - num_cached
+        num_new = self._kv_cache.num_missing(sequence, num_cached)
         # One more block for every running sequence; none when this one would be alone.
-        available = pool.num_free - len(self._running)
-        if num_new > available:
+        num_needed = num_new + len(self._running)
+        # An upper bound: what paused ones share with others counts more than once.
+        slack = pool.num_free + self._paused.num_blocks - num_needed
+        if slack < 0 or not self._kv_cache.share_prefix(sequence, num_cached, slack):
             return False
-        cached: list[int] = []
-        if sequence.cursor is not None and num_cached:
-            cached = self.prefixes.matched_blocks(sequence.cursor)
-            # Those nobody holds are on the free list: sharing them takes from it as well.
-            num_idle = sum(pool.num_holders(block) == 0 for block in cached)
-            if num_new + num_idle > available:
+        while num_needed > pool.num_free:
+            victim = self._paused.next_to_yield()
+            if victim is None:
+                self._kv_cache.release(sequence)
                 return False
-            for block in cached:
-                pool.share(block)
-        sequence.block_ids = cached + pool.allocate(num_new)
-        sequence.num_computed = num_cached * self._block_size
+            self._preempt(victim)
+            preempted.append(victim)
+        sequence.block_ids += pool.allocate(num_new)
         return True
 
     def _start(self, sequence: Sequence) -> None:
-        if sequence.cursor is not None:
-            self.prefixes.announce(sequence.cursor)
-            if sequence.order < 0:
-                sequence.num_cached = sequence.num_computed
-                self.prefix_queries += sequence.num_prompt_tokens
-                self.prefix_hits += sequence.num_cached
+        self._kv_cache.announce(sequence)
+        if sequence.order < 0 and self.config.prefix_caching:
+            sequence.num_cached = sequence.num_computed
+            self.prefix_queries += sequence.num_prompt_tokens
+            self.prefix_hits += sequence.num_cached
         sequence.order = self._num_admissions
         self._num_admissions += 1
-        insort(self._running, sequence, key=_place)
+        self._running.add(sequence)
 
-    def _remember(self, sequence: Sequence, cursor: PrefixCursor) -> None:
-        """Offer a sequence's newly full blocks to others."""
-        self.prefixes.extend(cursor, sequence.token_ids)
-        num_full = sequence.num_computed // self._block_size
-        self.prefixes.insert(cursor, sequence.block_ids, num_full)
-        self.prefixes.announce(cursor)
-
-    def _append(self, sequence: Sequence, token: int) -> bool:
-        """Take in a sampled token; whether it ended the sequence."""
-        sequence.token_ids.append(token)
-        if token in sequence.stop_token_ids and sequence.num_output_tokens > sequence.min_tokens:
-            sequence.stop_reason = token
-            self._end(sequence, "stop")
-            return True
-        if len(sequence.token_ids) >= sequence.limit:
-            self._end(sequence, "length")
-            return True
-        return False
+    def _go_on(self, sequence: Sequence) -> None:
+        """Let a sequence that has kept its blocks run on, unless there is no seat for it."""
+        self._running.add(sequence)
+        if len(self._running) > min(self.config.max_num_seqs, self._budget):
+            self._preempt(sequence)
+        else:
+            self._kv_cache.announce(sequence)
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Take the blocks of a running sequence; it computes again what the cache has not kept."""
-        self._stop_running(sequence)
+        """Take a sequence's blocks; it computes again what the cache has not kept."""
+        self._leave(sequence)
+        self._kv_cache.release(sequence)
         sequence.num_preemptions += 1
         self.num_preemptions += 1
-        self._waiting.push_front(sequence)
+        if sequence.paused:
+            self._paused.add(sequence)
+        else:
+            self._waiting.push_front(sequence)
 
     def _end(self, sequence: Sequence, reason: FinishReason) -> None:
-        if sequence.block_ids:
-            self._stop_running(sequence)
-        else:
-            self._waiting.remove(sequence)
+        self._leave(sequence)
+        self._kv_cache.release(sequence)
         sequence.finish_reason = reason
         sequence.cursor = None  # callers may keep the sequence; its place in the trie is no use
         del self._live[sequence.request_id]
 
-    def _stop_running(self, sequence: Sequence) -> None:
-        del self._running[bisect_left(self._running, _place(sequence), key=_place)]
-        if sequence.cursor is not None:
-            self.prefixes.withdraw(sequence.cursor)
-        self.blocks.release(sequence.block_ids)
-        # A new list, since a batch under way may still read the old one.
-        sequence.block_ids = []
-        sequence.num_computed = 0
-
-
-def _check_sizes(config: SchedulerConfig) -> None:
-    for name in (
-        "num_blocks",
-        "block_size",
-        "max_model_len",
-        "max_num_seqs",
-        "max_num_batched_tokens",
-        "max_waiting",
-    ):
-        value = getattr(config, name)
-        if value < 1:
-            raise ConfigError(f"{name} is {value}; it must be at least 1.")
+    def _leave(self, sequence: Sequence) -> None:
+        """Take a sequence out of the set it is in, by what it is and holds."""
+        if sequence.paused:
+            self._paused.remove(sequence)
+        elif sequence.block_ids:
+            self._running.remove(sequence)
+        else:
+            self._waiting.remove(sequence)

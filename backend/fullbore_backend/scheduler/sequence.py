@@ -40,6 +40,7 @@ class Sequence:
         "num_preemptions",
         "num_prompt_tokens",
         "order",
+        "paused",
         "priority",
         "rank",
         "request_id",
@@ -73,6 +74,8 @@ class Sequence:
         # Prompt tokens that the prefix cache served when the sequence first ran.
         self.num_cached = 0
         self.num_preemptions = 0
+        # Nobody reads what it generates, so it is to generate nothing.
+        self.paused = False
         self.block_ids: list[int] = []
         self.finish_reason: FinishReason | None = None
         # The stop token id that ended the output, if one did.
@@ -104,6 +107,14 @@ class Sequence:
     def is_finished(self) -> bool:
         """Whether the sequence has ended, for whatever reason."""
         return self.finish_reason is not None
+
+    def append(self, token: int) -> FinishReason | None:
+        """Take in a sampled token; why it ends the sequence, if it does."""
+        self.token_ids.append(token)
+        if token in self.stop_token_ids and self.num_output_tokens > self.min_tokens:
+            self.stop_reason = token
+            return "stop"
+        return "length" if len(self.token_ids) >= self.limit else None
 
     def __repr__(self) -> str:
         state = self.finish_reason or f"{self.num_computed} computed"

@@ -95,6 +95,7 @@ def _samples(stats: EngineStats) -> Iterator[tuple[str, str, str, int | float]]:
     usage = stats.num_blocks_used / stats.num_blocks if stats.num_blocks else 0.0
     yield "num_requests_running", "gauge", "Requests in the running batch.", stats.num_running
     yield "num_requests_waiting", "gauge", "Requests that wait to run.", stats.num_waiting
+    yield "num_requests_paused", "gauge", "Requests whose reader is away.", stats.num_paused
     yield "kv_cache_usage_perc", "gauge", "Share of KV blocks in use, 0 to 1.", usage
     yield (
         "prefix_cache_queries_total",
