@@ -108,7 +108,7 @@ def _model(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> 
         default = torch.get_default_dtype()
         torch.set_default_dtype(dtype)
         try:
-            model = cls.from_config(checkpoint.config, select_ops(device))
+            model = cls.from_config(checkpoint.config, select_ops(device, dtype))
         finally:
             torch.set_default_dtype(default)
     model.load(checkpoint.tensors(dtype=dtype))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from fullbore_backend.kernels.linear import has_onednn, linear_onednn, pack_linear_onednn
 from fullbore_backend.kernels.paged_attention import AttentionBatch, paged_attention_torch
 from fullbore_backend.kernels.rms_norm import add_rms_norm_torch, rms_norm_torch
 from fullbore_backend.kernels.rope import rope_torch
@@ -59,6 +60,21 @@ def test_silu_mul(dtype: torch.dtype) -> None:
     x = randn(7, 26, dtype=dtype)
     gate, up = x.double().chunk(2, dim=-1)
     assert_close(silu_mul_torch(x), gate / (1 + (-gate).exp()) * up)
+
+
+@pytest.mark.skipif(not has_onednn(), reason="this build of torch has no oneDNN")
+@pytest.mark.parametrize("rows", [1, 2, 31, 32, 33, 200])
+@pytest.mark.parametrize("with_bias", [False, True], ids=["plain", "bias"])
+@pytest.mark.parametrize(("inputs", "outputs"), [(576, 960), (123, 77), (1, 5)], ids=str)
+def test_linear_onednn(inputs: int, outputs: int, with_bias: bool, rows: int) -> None:
+    """The relative rule: at most twice the error that torch's own product has against fp64."""
+    wide_x, wide_weight = randn(rows, inputs).double(), randn(outputs, inputs, seed=1).double()
+    bias = randn(outputs, seed=2) if with_bias else None
+    want = torch.nn.functional.linear(wide_x, wide_weight, None if bias is None else bias.double())
+    x, weight = wide_x.float(), wide_weight.float()
+    got = linear_onednn(x, pack_linear_onednn(weight), bias)
+    allowed = (torch.nn.functional.linear(x, weight, bias).double() - want).abs().max()
+    assert (got.double() - want).abs().max() <= 2 * allowed + 1e-5
 
 
 def attend_naively(

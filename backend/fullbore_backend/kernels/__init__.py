@@ -7,16 +7,26 @@ tests, its documentation, and what runs where no faster kernel does. A model rec
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
+from .linear import (
+    has_onednn,
+    linear_onednn,
+    linear_torch,
+    pack_linear_onednn,
+    pack_linear_torch,
+)
 from .paged_attention import AttentionBatch, paged_attention_torch
 from .rms_norm import add_rms_norm_torch, rms_norm_torch
 from .rope import rope_torch
 from .silu_mul import silu_mul_torch
 from .store_kv import store_kv_torch
+
+logger = logging.getLogger(__name__)
 
 __all__ = ["AttentionBatch", "Ops", "select_ops"]
 
@@ -25,6 +35,8 @@ __all__ = ["AttentionBatch", "Ops", "select_ops"]
 class Ops:
     """One implementation of each operation, all for the same device."""
 
+    pack_linear: Callable[[torch.Tensor], torch.Tensor] = pack_linear_torch
+    linear: Callable[..., torch.Tensor] = linear_torch
     rms_norm: Callable[..., torch.Tensor] = rms_norm_torch
     add_rms_norm: Callable[..., tuple[torch.Tensor, torch.Tensor]] = add_rms_norm_torch
     rope: Callable[..., torch.Tensor] = rope_torch
@@ -33,7 +45,11 @@ class Ops:
     silu_mul: Callable[..., torch.Tensor] = silu_mul_torch
 
 
-def select_ops(device: torch.device) -> Ops:
-    """The implementations for ``device``: today the torch twins everywhere."""
-    del device
-    return Ops()
+def select_ops(device: torch.device, dtype: torch.dtype = torch.float32) -> Ops:
+    """The fastest implementations there are for a device and a dtype."""
+    if device.type != "cpu" or dtype != torch.float32:
+        return Ops()
+    if not has_onednn():
+        logger.info("this build of torch has no oneDNN: matrix products take their plain path")
+        return Ops()
+    return Ops(pack_linear=pack_linear_onednn, linear=linear_onednn)

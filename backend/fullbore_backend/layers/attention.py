@@ -33,8 +33,8 @@ class Attention(nn.Module):
         self.window = window
         self.scale = head_dim**-0.5
         sizes = (heads * head_dim, kv_heads * head_dim, kv_heads * head_dim)
-        self.qkv = Linear(hidden, sizes, bias=qkv_bias)
-        self.out = Linear(heads * head_dim, hidden, bias=out_bias)
+        self.qkv = Linear(ops, hidden, sizes, bias=qkv_bias)
+        self.out = Linear(ops, heads * head_dim, hidden, bias=out_bias)
 
     def forward(
         self,

@@ -5,20 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from ..errors import ModelError
+from ..kernels import Ops
 
 
 class Linear(nn.Module):
     """``x @ weight.T + bias``, with the outputs of one or more checkpoint tensors side by side.
 
+    Fill it in with :meth:`load`, then :meth:`pack` it once; only then can it be called.
+
     :param outputs: rows of each part: ``(q, k, v)`` makes one product out of three projections.
     """
 
-    def __init__(self, inputs: int, outputs: int | Sequence[int], *, bias: bool = False) -> None:
+    def __init__(
+        self, ops: Ops, inputs: int, outputs: int | Sequence[int], *, bias: bool = False
+    ) -> None:
         super().__init__()
+        self.ops = ops
         self.parts = (outputs,) if isinstance(outputs, int) else tuple(outputs)
         size = sum(self.parts)
         self.weight = nn.Parameter(torch.empty(size, inputs), requires_grad=False)
@@ -41,6 +46,11 @@ class Linear(nn.Module):
             )
         rows.copy_(tensor)
 
+    def pack(self) -> None:
+        """Lay the weight out for the product; the original is given up."""
+        self.packed = self.ops.pack_linear(self.weight.data)
+        self.weight = nn.Parameter(torch.empty(0), requires_grad=False)
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """:param x: (tokens, inputs). Returns (tokens, outputs)."""
-        return F.linear(x, self.weight, self.bias)
+        return self.ops.linear(x, self.packed, self.bias)

@@ -15,8 +15,8 @@ class GatedMlp(nn.Module):
     def __init__(self, ops: Ops, hidden: int, intermediate: int, *, bias: bool = False) -> None:
         super().__init__()
         self.ops = ops
-        self.gate_up = Linear(hidden, (intermediate, intermediate), bias=bias)
-        self.down = Linear(intermediate, hidden, bias=bias)
+        self.gate_up = Linear(ops, hidden, (intermediate, intermediate), bias=bias)
+        self.down = Linear(ops, intermediate, hidden, bias=bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """:param x: (tokens, hidden). Returns the same shape."""

@@ -134,7 +134,7 @@ class Llama(nn.Module):
         self.blocks = [Block(config, ops) for _ in range(config.layers)]
         self._owned = nn.ModuleList(self.blocks)  # lets torch see them; `blocks` keeps their type
         self.norm = nn.Parameter(torch.empty(config.hidden), requires_grad=False)
-        self.head = None if config.tied else Linear(config.hidden, config.vocab_size)
+        self.head = None if config.tied else Linear(ops, config.hidden, config.vocab_size)
         self.cos = self.sin = torch.empty(0)  # made by init_rotary
 
     @classmethod
@@ -186,8 +186,8 @@ class Llama(nn.Module):
         assert residual is not None, "a model has at least one layer"
         x = x[rows] + residual[rows]
         x = self.ops.rms_norm(x, self.norm, self.config.norm_eps)
-        weight = self.embedding if self.head is None else self.head.weight
-        return nn.functional.linear(x, weight).float()
+        logits = self.ops.linear(x, self.tied_head) if self.head is None else self.head(x)
+        return logits.float()
 
     def load(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Fill in every weight from (Hugging Face name, tensor) pairs.
@@ -205,6 +205,11 @@ class Llama(nn.Module):
         if missing:
             some = ", ".join(sorted(missing)[:3])
             raise ModelError(f"the checkpoint lacks {len(missing)} tensors, among them {some}.")
+        for module in self.modules():
+            if isinstance(module, Linear):
+                module.pack()
+        if self.head is None:
+            self.tied_head = self.ops.pack_linear(self.embedding.data)
 
     def _fill(self, name: str, tensor: torch.Tensor) -> None:
         match = _LAYER.fullmatch(name)
