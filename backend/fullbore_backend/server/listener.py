@@ -13,6 +13,14 @@ import socket
 from ..errors import ConfigError
 
 
+SEND_BUFFER = 64 * 2**10
+"""Bytes the kernel is asked to keep unsent for a connection; Linux takes twice as many.
+
+Left alone it takes megabytes, thousands of tokens, before a peer that stopped reading is noticed and
+its sequence paused.
+"""
+
+
 def bind(host: str, port: int) -> socket.socket:
     """A TCP socket bound to the address, not yet listening.
 
@@ -28,6 +36,8 @@ def bind(host: str, port: int) -> socket.socket:
     listener = socket.socket(family, kind, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # Accepted connections inherit it.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
         listener.bind(address)
     except OSError as error:
         listener.close()
