@@ -55,7 +55,7 @@ async def running(core: Engine) -> AsyncIterator[AsyncEngine]:
 
 async def until(engine: AsyncEngine, condition: Callable[[EngineStats], bool]) -> EngineStats:
     """The first statistics that the loop gets to know of which this is true."""
-    while not condition(engine.stats()):  # noqa: ASYNC110
+    while not condition(engine.stats()):
         await asyncio.sleep(0.001)  # a loop that spins would keep the engine's thread from running
     return engine.stats()
 

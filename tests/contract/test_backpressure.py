@@ -35,7 +35,7 @@ WINDOW = 64 * 2**10  # of a stream, in our HTTP/2 transport
 
 
 def kernel() -> int:
-    """Bytes that two sockets' buffers hold: ours as it was set, doubled by Linux; and a reader's."""
+    """Bytes in two sockets' buffers: ours as it was set, doubled by Linux; and a reader's."""
     setting = Path("/proc/sys/net/ipv4/tcp_rmem")
     received = int(setting.read_text().split()[1]) if setting.exists() else 2**18
     return 2 * SEND_BUFFER + received
@@ -93,7 +93,7 @@ def text_of(events: bytes) -> str:
 async def paused(server: ThreadServer) -> None:
     """Until the engine has given up on the reader; bounded."""
     with anyio.fail_after(30):
-        while server.engine.stats().num_paused == 0:  # noqa: ASYNC110
+        while server.engine.stats().num_paused == 0:
             await anyio.sleep(0.01)
 
 
