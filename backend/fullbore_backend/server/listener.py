@@ -12,12 +12,11 @@ import socket
 
 from ..errors import ConfigError
 
-
 SEND_BUFFER = 64 * 2**10
 """Bytes the kernel is asked to keep unsent for a connection; Linux takes twice as many.
 
-Left alone it takes megabytes, thousands of tokens, before a peer that stopped reading is noticed and
-its sequence paused.
+Left alone it takes megabytes, thousands of tokens, before a peer that stopped reading is noticed
+and its sequence paused.
 """
 
 
