@@ -51,6 +51,11 @@ def hugging_face_config(
         )
     head_dim = key("attention.key_length") or hidden // heads
     rotary = key("rope.dimension_count") or head_dim
+    if not all(isinstance(size, int) and size > 0 for size in (head_dim, rotary)):
+        raise ModelError(
+            f"{file.path} states heads of {head_dim!r} values, {rotary!r} of them rotated; both "
+            "must be whole numbers above 0."
+        )
     config: dict[str, Any] = {
         **architecture.defaults,
         "model_type": architecture.model_type,
