@@ -5,8 +5,10 @@ Owns the model and the pages of the KV cache. It does not know why a batch looks
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from .kernels import AttentionBatch
@@ -36,13 +38,8 @@ class Runner:
         self.device = device
         layers, kv_heads, head_dim = model.kv_shape()
         shape = (num_blocks, block_size, kv_heads, head_dim)
-        # Zeroed pages are mapped on first use, so a pool costs only what has been written to.
         self.kv_cache = [
-            (
-                torch.zeros(shape, dtype=dtype, device=device),
-                torch.zeros(shape, dtype=dtype, device=device),
-            )
-            for _ in range(layers)
+            (_zeros(shape, dtype, device), _zeros(shape, dtype, device)) for _ in range(layers)
         ]
 
     @torch.inference_mode()
@@ -92,6 +89,18 @@ class Runner:
 
     def _tensor(self, values: list[int]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self.device)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeros that take memory only where they are written to, on a CPU.
+
+    numpy asks the system for zeroed pages, which are mapped on first use; ``torch.zeros`` writes
+    them. Zeros they must be: attention multiplies what it masks by nothing, and NaN would stay NaN.
+    """
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    pages = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
+    return torch.from_numpy(pages).view(dtype).view(shape)
 
 
 def _shape(chunk: Chunk) -> tuple[int, int]:
