@@ -7,7 +7,10 @@ loaded when it is first needed.
 from __future__ import annotations
 
 from ._client import Client
+from ._hedge import Hedge
+from ._http_client import HTTPClient, http_client
 from ._map import MapRun
+from ._moves import MoveStream
 from ._prompt import Prompt
 from ._retry import Retry
 from ._stats import Observer, Quantiles, RunStats
@@ -41,6 +44,7 @@ from .errors import (
     TotalTimeoutError,
     WrongLoopError,
 )
+from .limits import Move, Rates
 from .pricing import Ledger, PerRequest, PerToken, Plan, Subscription, Totals, oxlo
 from .progress import ProgressBar
 
@@ -62,10 +66,14 @@ __all__ = [
     "DeadlineError",
     "FirstTokenTimeoutError",
     "FullboreError",
+    "HTTPClient",
+    "Hedge",
     "IncompleteStreamError",
     "Ledger",
     "MalformedAnswerError",
     "MapRun",
+    "Move",
+    "MoveStream",
     "NotFoundError",
     "Observer",
     "OverloadedError",
@@ -78,6 +86,7 @@ __all__ = [
     "Quantiles",
     "QuotaExceededError",
     "RateLimitError",
+    "Rates",
     "Request",
     "RequestError",
     "Result",
@@ -97,5 +106,6 @@ __all__ = [
     "Usage",
     "WrongLoopError",
     "__version__",
+    "http_client",
     "oxlo",
 ]

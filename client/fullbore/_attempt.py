@@ -1,19 +1,28 @@
 """One logical request: admission → transport → decode → :class:`Result`, and the retry loop.
 
 Owns permits, the ledger entries and the record of attempts. Does not know where requests come
-from or where results go.
+from or where results go. A race between a late attempt and its hedge is run in ``_race``.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from decimal import Decimal
 
 from ._governor import Governor, billed, make_outcome, outcome_kind
+from ._race import Race
 from ._types import Attempt, Request, Result, Timing, Usage
 from .errors import IncompleteStreamError, RequestError
 from .limits import Permit
 from .transport.exchange import Exchange
+
+
+@dataclass(slots=True)
+class _Try:
+    """One exchange and the permit it runs under, ``None`` once that is given back."""
+
+    exchange: Exchange
+    permit: Permit | None
 
 
 class Call:
@@ -37,7 +46,7 @@ class Call:
         self._first_sent_at: float | None = None
         self._queued = 0.0
         self._attempts: list[Attempt] = []
-        self._exchange: Exchange | None = None
+        self._try: _Try | None = None
         self._cost: Decimal | None = None
         self._error: RequestError | None = None
 
@@ -67,31 +76,32 @@ class Call:
 
         :raises RequestError: the answer broke.
         """
-        exchange = self._exchange
-        if exchange is None or exchange.finished or self._error is not None:
+        current = self._try
+        if current is None or current.exchange.finished or self._error is not None:
             return False
         try:
-            await exchange.advance(to_end=False)
+            await current.exchange.advance(to_end=False)
         except RequestError as error:
             self._error = error
-            await self._failed(exchange, error)
+            await self._failed(current, error)
             raise
         await self._close_if_finished()
         return True
 
     async def aclose(self) -> None:
         """Stop, whatever the state; an answer in progress is cut off, also at the server."""
-        exchange = self._exchange
-        if self._permit is not None and exchange is not None:
+        current = self._try
+        if current is not None and current.permit is not None:
             self._error = IncompleteStreamError(
-                "The stream was closed by its reader before its end.", partial=exchange.answer.text
+                "The stream was closed by its reader before its end.",
+                partial=current.exchange.answer.text,
             )
-            await self._failed(exchange, None)
+            await self._failed(current, None)
 
     @property
     def exchange(self) -> Exchange | None:
         """The attempt that counts, once there is one."""
-        return self._exchange
+        return None if self._try is None else self._try.exchange
 
     @property
     def error(self) -> RequestError | None:
@@ -100,40 +110,82 @@ class Call:
 
     async def _try_until(self, *, to_end: bool) -> None:
         while True:
-            exchange = await self._admit()
+            current = await self._admit()
             try:
-                await exchange.advance(to_end=to_end)
+                if self._governor.hedging is not None and self._request.stream:
+                    current = await self._hedged(current)
+                if to_end or not current.exchange.answer.parts:  # a race has read some already
+                    await current.exchange.advance(to_end=to_end)
                 return
             except RequestError as error:
-                await self._failed(exchange, error)
+                await self._failed(current, error)
                 delay = self._decide(error)
             except BaseException:
-                await self._failed(exchange, None)
+                await self._failed(current, None)
                 raise
             await self._governor.sleep(delay)
 
-    async def _admit(self) -> Exchange:
-        governor, request = self._governor, self._request
-        if self._permit is None:
-            self._permit = await governor.limiter.acquire(
-                flow=self._flow, tokens=request.estimated_input_tokens
+    async def _admit(self) -> _Try:
+        governor = self._governor
+        permit, self._permit = self._permit, None
+        if permit is None:
+            permit = await governor.limiter.acquire(
+                flow=self._flow, tokens=self._request.estimated_input_tokens
             )
-        self._queued += self._permit.waited
-        deadline = None
-        now = governor.clock()
+        self._queued += permit.waited
         if self._first_sent_at is None:
-            self._first_sent_at = now
-        if governor.timeouts.total is not None:
-            deadline = self._first_sent_at + governor.timeouts.total
-        self._exchange = Exchange(
+            self._first_sent_at = governor.clock()
+        self._try = self._start(permit)
+        return self._try
+
+    def _start(self, permit: Permit) -> _Try:
+        governor = self._governor
+        assert self._first_sent_at is not None
+        total = governor.timeouts.total
+        exchange = Exchange(
             governor.endpoint,
-            request,
+            self._request,
             governor.timeouts,
             clock=governor.clock,
             wall=governor.wall,
-            deadline=deadline,
+            deadline=None if total is None else self._first_sent_at + total,
         )
-        return self._exchange
+        return _Try(exchange, permit)
+
+    async def _hedged(self, first: _Try) -> _Try:
+        """Read to the first token, sending the request again if it is late; return the winner.
+
+        :raises RequestError: neither came; the second has been filed, the first has not.
+        """
+        hedging, limiter = self._governor.hedging, self._governor.limiter
+        assert hedging is not None
+        delay = hedging.begin()
+        tries = {first.exchange: first}
+
+        async def start_rival() -> Exchange | None:
+            if not hedging.may_start() or limiter.headroom() < 1:
+                return None
+            hedging.hedges += 1  # before the first wait, so that no other sees the same room
+            tokens = self._request.estimated_input_tokens
+            rival = self._start(await limiter.acquire(flow=self._flow, tokens=tokens))
+            tries[rival.exchange] = rival
+            return rival.exchange
+
+        race = Race(first.exchange, start_rival, delay)
+        try:
+            winner = await race.run()
+        except BaseException:
+            for each in tries.values():
+                if each is not first:
+                    await self._failed(each, race.errors.get(each.exchange))
+            raise
+        for each in tries.values():
+            if each.exchange is not winner:
+                await self._failed(each, race.errors.get(each.exchange))
+        self._try = tries[winner]
+        if winner.first_token_at is not None:
+            hedging.saw(winner.first_token_at - winner.sent_at)
+        return self._try
 
     def _decide(self, error: RequestError) -> float:
         governor = self._governor
@@ -154,17 +206,18 @@ class Call:
         return decision
 
     async def _close_if_finished(self) -> None:
-        if self._exchange is not None and self._exchange.finished:
+        if self._try is not None and self._try.exchange.finished:
             await self._succeeded()
 
     async def _succeeded(self) -> None:
-        exchange = self._exchange
-        assert exchange is not None
+        current = self._try
+        assert current is not None
+        exchange = current.exchange
         usage = self._usage(exchange)
         model = exchange.answer.model or self._request.model
         self._cost = self._governor.price(usage, model)
-        attempt = Attempt(timing=self._timing(exchange), status=exchange.status)
-        await self._settle(exchange, attempt, usage)
+        attempt = Attempt(timing=self._timing(current), status=exchange.status)
+        await self._settle(current, attempt, usage)
         self._governor.ledger.record(
             model=self._request.model,
             label=self._request.label,
@@ -172,14 +225,15 @@ class Call:
             cost=self._cost,
         )
 
-    async def _failed(self, exchange: Exchange, error: RequestError | None) -> None:
+    async def _failed(self, current: _Try, error: RequestError | None) -> None:
         """File an attempt that broke, or was cancelled (no error), and free what it held."""
-        status = billed(exchange.status, error)
+        exchange = current.exchange
+        status = billed(error) if exchange.sent else "no"
         attempt = Attempt(
-            timing=self._timing(exchange), status=exchange.status, error=error, billed=status
+            timing=self._timing(current), status=exchange.status, error=error, billed=status
         )
         usage = self._usage(exchange) if status == "maybe" else Usage()
-        await self._settle(exchange, attempt, usage)
+        await self._settle(current, attempt, usage)
         self._governor.ledger.record_failure(
             model=self._request.model,
             label=self._request.label,
@@ -189,9 +243,9 @@ class Call:
             cancelled=error is None,
         )
 
-    async def _settle(self, exchange: Exchange, attempt: Attempt, usage: Usage) -> None:
+    async def _settle(self, current: _Try, attempt: Attempt, usage: Usage) -> None:
         """Close the exchange, then let the next request in: never more open than permitted."""
-        permit, self._permit = self._permit, None
+        permit, current.permit = current.permit, None
         assert permit is not None
         self._attempts.append(attempt)
         error = attempt.error
@@ -203,17 +257,18 @@ class Call:
             first_token=attempt.timing.first_token,
             usage=usage,
             error=error,
-            headers=exchange.headers,
+            headers=current.exchange.headers,
         )
         try:
-            await exchange.aclose()
+            await current.exchange.aclose()
         finally:
             permit.release(outcome)
 
-    def _timing(self, exchange: Exchange) -> Timing:
+    def _timing(self, current: _Try) -> Timing:
+        exchange, permit = current.exchange, current.permit
         first = exchange.first_token_at
         return Timing(
-            queue=0.0 if self._permit is None else self._permit.waited,
+            queue=0.0 if permit is None else permit.waited,
             first_token=None if first is None else first - exchange.sent_at,
             total=self._governor.clock() - exchange.sent_at,
         )
@@ -234,7 +289,7 @@ class Call:
 
     def result(self) -> Result:
         """Return what has become of the request so far."""
-        request, exchange = self._request, self._exchange
+        request, exchange = self._request, self.exchange
         now = self._governor.clock()
         if exchange is None:
             return Result(index=request.index, input=request.input, error=self._error)

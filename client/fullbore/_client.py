@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import ssl
 import time
-from collections.abc import AsyncIterable, Iterable, Mapping, Sequence, Sized
+from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence, Sized
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -14,28 +14,23 @@ import httpx2
 
 from ._attempt import Call
 from ._background import Background
-from ._clock import Clock, loop_clock, loop_token
+from ._clock import loop_token
 from ._governed import NO_KEY, GovernedTransport
 from ._governor import Governor
+from ._hedge import Hedge
 from ._map import Job, MapRun
+from ._moves import MoveStream
+from ._opening import Settings, default_plan, open_governor, wire_timeouts
 from ._prompt import Prompt, render
 from ._retry import Retry
 from ._stats import Observer, RunStats
 from ._stream import TextStream
 from ._types import OnError, Result, Timeouts
 from .errors import ClientClosedError, ConfigError, WrongLoopError
-from .limits import AdaptiveConfig, Limiter, make_limiter
+from .limits import Limiter, Move, Rates
 from .pricing import CatalogPlan, Ledger, Plan
 from .progress import ProgressBar
-from .transport.connect import (
-    ClientTransport,
-    Endpoint,
-    allowed_connections,
-    check_descriptors,
-    find_api_key,
-    open_transport,
-    parse_base_url,
-)
+from .transport.connect import ClientTransport, find_api_key, parse_base_url
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -58,10 +53,17 @@ class Client:
         the host of ``OPENAI_BASE_URL``, ``OXLO_API_KEY`` for api.oxlo.ai, and none for any other
         host.
     :param concurrency: requests in flight at most, or ``"auto"`` to have it found.
+    :param rates: requests and tokens a minute and a day that the endpoint allows. By default those
+        of the plan, if it has any. What response headers say is heeded in any case.
     :param pricing: how calls are priced. By default list prices for api.openai.com, else nothing.
-    :param http2: speak HTTP/2: over ``https`` if the server agrees, over ``http`` outright.
+    :param http2: ``None`` speaks HTTP/2 to ``https`` endpoints that offer it, and HTTP/1.1 to all
+        others; ``True`` speaks HTTP/2 to ``http`` endpoints too, which have to know it (our own
+        server does); ``False`` never speaks it.
     :param timeout: limits on time.
     :param retry: how failures are retried.
+    :param hedge: send a request twice when its first token is late; off if left out. Refused with
+        a plan that charges for each request.
+    :param on_move: called with each move of an adaptive limit and its reason; see also ``events``.
     :param headers: sent with every request.
     :param defaults: request fields for every request, such as ``{"temperature": 0}``.
     :param verify: a TLS context for a custom certificate authority; ``False`` checks nothing.
@@ -80,10 +82,13 @@ class Client:
         model: str,
         api_key: str | None = None,
         concurrency: Literal["auto"] | int = "auto",
+        rates: Rates | None = None,
         pricing: Plan | None = None,
-        http2: bool = False,
+        http2: bool | None = None,
         timeout: Timeouts | None = None,
         retry: Retry | None = None,
+        hedge: Hedge | None = None,
+        on_move: Callable[[Move], object] | None = None,
         headers: Mapping[str, str] | None = None,
         defaults: Mapping[str, Any] | None = None,
         verify: ssl.SSLContext | bool = True,
@@ -97,26 +102,28 @@ class Client:
             raise ConfigError("Pass http_client or transport, not both: each says how to send.")
         self._base_url = parse_base_url(base_url)
         self._api_key = find_api_key(self._base_url, api_key)
-        self._timeouts = timeout or Timeouts()
-        self._retry = retry or Retry()
-        self._retry.validate()
-        self._concurrency = _check_concurrency(concurrency)
-        self._http2 = http2
-        self._verify = verify
+        plan = pricing or default_plan(self._base_url)
+        if isinstance(plan, CatalogPlan):
+            plan.plan_for(model)  # the look-up is slow: now, not in the first call
+        self._settings = Settings(
+            concurrency=concurrency,
+            rates=rates,
+            pricing=plan,
+            http2=http2,
+            timeouts=timeout or Timeouts(),
+            retry=retry or Retry(),
+            hedge=hedge,
+            on_move=on_move,
+            verify=verify,
+            limiter=limiter,
+            transport=transport if http_client is None else ClientTransport(http_client),
+            rng=rng or random.Random(),
+        )
         self._headers = headers
         self._defaults = {"model": model, **(defaults or {})}
-        self._http_client = http_client
-        self._transport = transport
-        self._given_limiter = limiter
-        self._plan = pricing
-        if pricing is None and self._base_url.host == "api.openai.com":
-            self._plan = CatalogPlan("openai")
-            self._plan.plan_for(model)  # the look-up is slow: now, not in the first call
-        self._rng = rng or random.Random()
         self._background: Background | None = None
         self._governor: Governor | None = None
         self._loop: object = None
-        self._opened_transport: httpx2.AsyncBaseTransport | None = None
         self._openai: AsyncOpenAI | None = None
         self.ledger = Ledger(keep_entries=keep_entries)
         """What has been spent, live."""
@@ -124,23 +131,17 @@ class Client:
     async def __aenter__(self) -> Self:
         if self._background is not None:
             raise ClientClosedError("A client is opened once; make another one.")
-        clock = loop_clock()
         self._loop = loop_token()
-        self._background = Background()
-        limiter = self._given_limiter or self._make_limiter(clock)
-        await self._background.open()
-        self._governor = Governor(
-            endpoint=self._open_endpoint(),
-            limiter=limiter,
+        governor = open_governor(
+            self._base_url,
+            self._settings,
             ledger=self.ledger,
-            plan=self._plan,
-            retry=self._retry,
-            timeouts=self._timeouts,
-            clock=clock,
-            wall=time.time,
-            sleep=anyio.sleep,
-            rng=self._rng,
+            api_key=self._api_key,
+            headers=self._headers,
         )
+        self._background = Background()
+        await self._background.open()
+        self._governor = governor
         return self
 
     async def __aexit__(
@@ -156,12 +157,12 @@ class Client:
         if self._background is None:
             return
         self._check_loop()
-        self._governor = None
+        governor, self._governor = self._governor, None
         await self._background.close()
-        transport, self._opened_transport = self._opened_transport, None
-        if transport is not None:
+        if governor is not None:
+            governor.moves.end()
             with anyio.move_on_after(5, shield=True):
-                await transport.aclose()
+                await governor.endpoint.transport.aclose()
 
     def map(
         self,
@@ -205,7 +206,9 @@ class Client:
             governor,
             prompts,
             lambda prompt, index: render(prompt, merged, index=index, stream=stream, label=label),
-            RunStats(time.monotonic, total=total, limit=lambda: limiter.limit),
+            RunStats(
+                time.monotonic, total=total, limit=lambda: limiter.limit, why=governor.moves.words
+            ),
             ordered=ordered,
             on_error=on_error,
             buffer=buffer,
@@ -252,15 +255,11 @@ class Client:
         Its own retries are off, since ours are under it. Its calls are on the ledger under the
         label ``openai``. Closed with the client.
         """
-        governor, background = self._require_open()
+        governor, _ = self._require_open()
         if self._openai is None:
             from openai import AsyncOpenAI
 
-            waits = (self._timeouts.first_token, self._timeouts.stall)
-            read = None if None in waits else max(wait for wait in waits if wait is not None)
-            limits = httpx2.Timeout(
-                connect=self._timeouts.connect, read=read, write=None, pool=None
-            )
+            limits = wire_timeouts(governor.timeouts)
             self._openai = AsyncOpenAI(
                 base_url=str(self._base_url),
                 api_key=self._api_key or NO_KEY,
@@ -268,10 +267,19 @@ class Client:
                 timeout=limits,
                 default_headers=dict(self._headers or {}),
                 http_client=httpx2.AsyncClient(
-                    transport=GovernedTransport(governor, background), timeout=limits
+                    transport=GovernedTransport(lambda url: governor, label="openai"),
+                    timeout=limits,
                 ),
             )
         return self._openai
+
+    def events(self) -> MoveStream:
+        """Return a stream of the limit's moves from here on: ``async for move in client.events()``.
+
+        Each says where the limit was, where it goes, why, and with which numbers. It ends when the
+        client is closed. A fixed limit never moves, and neither does a limiter of your own.
+        """
+        return self._require_open()[0].moves.subscribe()
 
     @property
     def limiter(self) -> Limiter:
@@ -280,32 +288,6 @@ class Client:
 
     def __repr__(self) -> str:
         return f"Client({str(self._base_url)!r}, model={self._defaults['model']!r})"
-
-    def _make_limiter(self, clock: Clock) -> Limiter:
-        """Build the limiter; over HTTP/1.1 it keeps within the file descriptors there are."""
-        if self._http2 or self._transport is not None:
-            return make_limiter(self._concurrency, clock=clock)
-        if self._concurrency == "auto":
-            most = allowed_connections(AdaptiveConfig().maximum)
-            adaptive = AdaptiveConfig(start=min(AdaptiveConfig().start, most), maximum=most)
-            return make_limiter("auto", adaptive=adaptive, clock=clock)
-        check_descriptors(self._concurrency)
-        return make_limiter(self._concurrency, clock=clock)
-
-    def _open_endpoint(self) -> Endpoint:
-        if self._http_client is not None:
-            transport: httpx2.AsyncBaseTransport = ClientTransport(self._http_client)
-        else:
-            transport = self._opened_transport = self._transport or open_transport(
-                self._base_url, http2=self._http2, verify=self._verify
-            )
-        return Endpoint(
-            self._base_url,
-            transport,
-            api_key=self._api_key,
-            headers=self._headers,
-            connect_timeout=self._timeouts.connect,
-        )
 
     def _require_open(self) -> tuple[Governor, Background]:
         if self._governor is None or self._background is None:
@@ -322,16 +304,6 @@ class Client:
                 "This client was opened in another event loop or thread, and its connections "
                 "belong to that one. Open one client per event loop."
             )
-
-
-def _check_concurrency(concurrency: Any) -> Literal["auto"] | int:
-    if concurrency == "auto":
-        return "auto"
-    if not isinstance(concurrency, int) or isinstance(concurrency, bool) or concurrency < 1:
-        raise ConfigError(
-            f"concurrency is {concurrency!r}; it must be a whole number of at least 1, or 'auto'."
-        )
-    return concurrency
 
 
 def _observers(

@@ -7,19 +7,23 @@ else goes straight through. The bytes handed on are never changed.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable
 
 import httpx2
 import msgspec
 
-from ._background import Background
 from ._governor import Governor, billed, make_outcome, outcome_kind
 from ._types import Usage
 from .errors import ConnectionFailedError, ConnectionLostError, RequestError
 from .limits import OutcomeKind, Permit
+from .transport._h2_runtime import Runtime, current_runtime
 from .transport.headers import retry_after
 from .transport.sse import EventStreamParser, EventTooLargeError
 from .transport.wire import WireUsage, read_status_error, read_usage
+
+logger = logging.getLogger("fullbore.transport")
 
 GENERATING_PATHS = ("/completions", "/responses", "/embeddings")
 MAX_METERED_BODY = 64 * 1024 * 1024
@@ -46,39 +50,43 @@ _decode_seen = msgspec.json.Decoder(_Seen).decode
 class GovernedTransport(httpx2.AsyncBaseTransport):
     """A transport whose every generating request is governed.
 
+    :param governor_of: finds the governor of a URL.
+    :param label: what the ledger files the requests under.
+
     A streamed answer is counted as the endpoint reports it, so ask for
     ``stream_options={"include_usage": True}``; without that its tokens are estimated and flagged.
     """
 
-    def __init__(self, governor: Governor, background: Background) -> None:
-        self._governor = governor
-        self._background = background
+    def __init__(self, governor_of: Callable[[httpx2.URL], Governor], *, label: str | None) -> None:
+        self._governor_of = governor_of
+        self._label = label
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         """Send a request under the client's limits."""
         if request.headers.get("authorization") == f"Bearer {NO_KEY}":
             del request.headers["authorization"]
-        send = self._governor.endpoint.transport.handle_async_request
+        governor = self._governor_of(request.url)
+        send = governor.endpoint.transport.handle_async_request
         if request.method != "POST" or not request.url.path.endswith(GENERATING_PATHS):
             return await send(request)
         content = await request.aread()
         request.headers["accept-encoding"] = "identity"
-        meter = _Meter(self._governor, model=_model_of(content), size=len(content))
+        meter = _Meter(governor, model=_model_of(content), size=len(content), label=self._label)
         attempt, first_sent_at = 0, None
         while True:
             await meter.admit(self)
             attempt += 1
             if first_sent_at is None:
-                first_sent_at = self._governor.clock()
+                first_sent_at = governor.clock()
             try:
                 response = await send(request)
                 error: RequestError | None = None
                 if response.status_code >= 400:
-                    error, response = await _read_refusal(response, self._governor)
+                    error, response = await _read_refusal(response, governor)
             except httpx2.TransportError as exc:
                 error = _as_error(exc)
                 meter.fail(error)
-                delay = self._delay(error, attempt, first_sent_at)
+                delay = _delay(governor, error, attempt, first_sent_at)
                 if delay is None:
                     raise
             except BaseException:
@@ -86,31 +94,35 @@ class GovernedTransport(httpx2.AsyncBaseTransport):
                 raise
             else:
                 if error is None:
-                    return _metered(response, meter, self._background)
+                    return _metered(response, meter)
                 meter.fail(error, response.headers)
-                delay = self._delay(error, attempt, first_sent_at)
+                delay = _delay(governor, error, attempt, first_sent_at)
                 if delay is None:
                     return response
-            await self._governor.sleep(delay)
+            await governor.sleep(delay)
 
-    def _delay(self, error: RequestError, attempt: int, first_sent_at: float) -> float | None:
-        elapsed = self._governor.clock() - first_sent_at
-        total = self._governor.timeouts.total
-        decision = self._governor.retry.decide(
-            error,
-            attempt=attempt,
-            elapsed=elapsed,
-            remaining=None if total is None else total - elapsed,
-            rng=self._governor.rng,
-        )
-        return None if isinstance(decision, RequestError) else decision
+
+def _delay(
+    governor: Governor, error: RequestError, attempt: int, first_sent_at: float
+) -> float | None:
+    elapsed = governor.clock() - first_sent_at
+    total = governor.timeouts.total
+    decision = governor.retry.decide(
+        error,
+        attempt=attempt,
+        elapsed=elapsed,
+        remaining=None if total is None else total - elapsed,
+        rng=governor.rng,
+    )
+    return None if isinstance(decision, RequestError) else decision
 
 
 class _Meter:
     """Counts one request: its permit, its time, its tokens."""
 
-    def __init__(self, governor: Governor, *, model: str, size: int) -> None:
+    def __init__(self, governor: Governor, *, model: str, size: int, label: str | None) -> None:
         self._governor = governor
+        self._label = label
         self._model = model
         self._estimated_input = size // 4
         self._permit: Permit | None = None
@@ -158,7 +170,8 @@ class _Meter:
     def _look_at(self, data: bytes) -> None:
         try:
             seen = _decode_seen(data)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+            logger.warning("The endpoint reports usage that cannot be read (%s): estimated.", exc)
             return
         seen = seen.response or seen
         if seen.usage is not None:
@@ -173,7 +186,7 @@ class _Meter:
         usage = self._usage()
         self._release("ok", usage, None)
         cost = self._governor.price(usage, self._seen.model or self._model)
-        self._governor.ledger.record(model=self._model, label="openai", usage=usage, cost=cost)
+        self._governor.ledger.record(model=self._model, label=self._label, usage=usage, cost=cost)
 
     def cancel(self) -> None:
         """The answer is closed: cut off on our side, unless its end mark has passed."""
@@ -191,12 +204,12 @@ class _Meter:
     def _end_badly(self, error: RequestError | None) -> None:
         if self._permit is None:
             return
-        status = billed(None, error)
+        status = billed(error)
         usage = self._usage() if status == "maybe" else Usage()
         self._release("cancelled" if error is None else outcome_kind(error), usage, error)
         self._governor.ledger.record_failure(
             model=self._model,
-            label="openai",
+            label=self._label,
             usage=usage,
             cost=self._governor.price(usage, self._model) if status == "maybe" else None,
             billed=status,
@@ -240,12 +253,10 @@ class _MeteredStream(httpx2.AsyncByteStream):
     same: see ``__del__``.
     """
 
-    def __init__(
-        self, stream: httpx2.AsyncByteStream, meter: _Meter, background: Background
-    ) -> None:
+    def __init__(self, stream: httpx2.AsyncByteStream, meter: _Meter, runtime: Runtime) -> None:
         self._stream = stream
         self._meter = meter
-        self._background = background
+        self._runtime = runtime
         self._closed = False
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
@@ -268,24 +279,23 @@ class _MeteredStream(httpx2.AsyncByteStream):
 
     def __del__(self) -> None:
         if not self._closed:
-            stream, meter, background = self._stream, self._meter, self._background
+            stream, meter, runtime = self._stream, self._meter, self._runtime
 
-            async def close() -> None:
-                try:
+            async def close() -> None:  # in a task of its own, out of which nothing may come
+                with contextlib.suppress(Exception):
                     await stream.aclose()
-                finally:
-                    meter.cancel()
+                meter.cancel()
 
-            background.call_soon(lambda: background.start(close))
+            runtime.post(lambda: runtime.spawn(close))
 
 
-def _metered(response: httpx2.Response, meter: _Meter, background: Background) -> httpx2.Response:
+def _metered(response: httpx2.Response, meter: _Meter) -> httpx2.Response:
     meter.begin(response)
     assert isinstance(response.stream, httpx2.AsyncByteStream)
     return httpx2.Response(
         response.status_code,
         headers=response.headers,
-        stream=_MeteredStream(response.stream, meter, background),
+        stream=_MeteredStream(response.stream, meter, current_runtime()),
         extensions=response.extensions,
     )
 

@@ -6,9 +6,15 @@ import random
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import lru_cache
+from types import MappingProxyType
 from typing import Literal
 
+import httpx2
+
 from ._clock import Clock
+from ._hedge import Hedging
+from ._moves import Moves
 from ._retry import Retry
 from ._types import Timeouts, Usage
 from .errors import QuotaExceededError, RequestError, StatusError
@@ -27,10 +33,12 @@ class Governor:
 
     endpoint: Endpoint
     limiter: Limiter
+    moves: Moves
     ledger: Ledger
     plan: Plan | None
     retry: Retry
     timeouts: Timeouts
+    hedging: Hedging | None
     clock: Clock
     wall: Clock
     sleep: Callable[[float], Awaitable[object]]
@@ -41,7 +49,7 @@ class Governor:
         return None if self.plan is None else self.plan.cost(usage, model)
 
 
-def billed(status: int | None, error: RequestError | None) -> Literal["yes", "no", "maybe"]:
+def billed(error: RequestError | None) -> Literal["yes", "no", "maybe"]:
     """Whether an attempt that ended badly is charged for; no error means it was cancelled."""
     if error is None:
         return "maybe"
@@ -57,9 +65,25 @@ def outcome_kind(error: RequestError | None) -> OutcomeKind:
     return "failed"
 
 
-def rate_limit_headers(headers: Mapping[str, str]) -> Mapping[str, str]:
-    """Keep the headers that limiters read, with lower-case names."""
-    return {name: value for name, value in headers.items() if "ratelimit" in name}
+def rate_limit_headers(headers: httpx2.Headers) -> Mapping[str, str]:
+    """Keep the headers that limiters read, with lower-case names; most answers have none.
+
+    ``date`` goes with them: it is the "now" of an instant that another of them names.
+    """
+    kept = [pair for pair in headers.raw if _is_for_limiters(pair[0])]
+    if not kept:
+        return _NONE
+    kept += [pair for pair in headers.raw if pair[0].lower() == b"date"]
+    return {name.decode("ascii").lower(): value.decode("latin-1") for name, value in kept}
+
+
+@lru_cache(maxsize=1024)
+def _is_for_limiters(name: bytes) -> bool:
+    lower = name.lower()
+    return b"ratelimit" in lower or lower == b"retry-after"
+
+
+_NONE: Mapping[str, str] = MappingProxyType({})
 
 
 def make_outcome(
@@ -69,7 +93,7 @@ def make_outcome(
     first_token: float | None,
     usage: Usage | None,
     error: RequestError | None,
-    headers: Mapping[str, str],
+    headers: httpx2.Headers,
 ) -> Outcome:
     """Put together what a limiter is told when a permit is given back."""
     return Outcome(

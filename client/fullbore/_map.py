@@ -118,7 +118,9 @@ class Job:
                     self._deliver(Result(index=index, input=prompt, error=exc))
                     continue
                 tokens = request.estimated_input_tokens
+                stats.paced_by = limiter.pace(tokens=tokens).quota
                 permit = await limiter.acquire(flow=self, tokens=tokens)
+                stats.paced_by = ""
                 stats.in_flight += 1
                 group.start_soon(self._work, request, permit)
         finally:

@@ -64,16 +64,26 @@ class RunStats:
     :ivar pulled: items taken from the input so far.
     :ivar done: items finished, failed ones included.
     :ivar failed: items finished with an error.
-    :ivar retries: attempts beyond the first of each item.
+    :ivar retries: failed attempts that were followed by another.
+    :ivar hedges: second tries at late items.
+    :ivar paced_by: the quota that the next item waits for; empty if it waits for none.
     :ivar cost: price of the answers that counted, in US dollars; ``unpriced`` counts those
         without a price.
     :ivar first_token: seconds from sending to the first text, of each answered item.
     :ivar latency: seconds from waiting for admission to the end, of each answered item.
     """
 
-    def __init__(self, clock: Clock, *, total: int | None, limit: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        *,
+        total: int | None,
+        limit: Callable[[], int],
+        why: Callable[[], str] = lambda: "",
+    ) -> None:
         self._clock = clock
         self._limit = limit
+        self._why = why
         self._started_at = clock()
         self._ended_at: float | None = None
         self.total = total
@@ -82,6 +92,8 @@ class RunStats:
         self.done = 0
         self.failed = 0
         self.retries = 0
+        self.hedges = 0
+        self.paced_by = ""
         self.input_tokens = 0
         self.cached_tokens = 0
         self.output_tokens = 0
@@ -99,6 +111,11 @@ class RunStats:
     def limit(self) -> int:
         """How many requests the client may have in flight at the moment."""
         return self._limit()
+
+    @property
+    def limit_reason(self) -> str:
+        """Why it is that many, in words; empty for a limit that has not moved."""
+        return self._why()
 
     @property
     def elapsed(self) -> float:
@@ -120,7 +137,10 @@ class RunStats:
     def finished(self, result: Result) -> None:
         """Count one finished item."""
         self.done += 1
-        self.retries += max(len(result.attempts) - 1, 0)
+        if len(result.attempts) > 1:
+            cut_off = sum(attempt.error is None for attempt in result.attempts) - result.ok
+            self.hedges += cut_off
+            self.retries += len(result.attempts) - 1 - cut_off
         if result.error is not None:
             self.failed += 1
             return

@@ -69,7 +69,7 @@ def describe(stats: RunStats) -> str:
     total = "" if stats.total is None else f"/{stats.total}"
     parts = [
         f"{stats.done}{total}",
-        f"{stats.in_flight} of {stats.limit} in flight",
+        _load(stats),
         f"{stats.output_tokens_per_second:,.0f} tok/s",
     ]
     if stats.failed:
@@ -83,3 +83,10 @@ def describe(stats: RunStats) -> str:
         minutes, seconds = divmod(round(remaining), 60)
         parts.append(f"{minutes}:{seconds:02d} left")
     return " · ".join(parts)
+
+
+def _load(stats: RunStats) -> str:
+    """Say how much is in flight and what keeps it from being more."""
+    text = f"{stats.in_flight} of {stats.limit} in flight"
+    why = f"waiting for {stats.paced_by}" if stats.paced_by else stats.limit_reason
+    return f"{text}: {why}" if why else text

@@ -31,7 +31,7 @@ def test_openai_is_the_default_with_its_key_and_prices(monkeypatch: pytest.Monke
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     client = Client(model="gpt-4o-mini")
     assert "api.openai.com" in repr(client)
-    assert isinstance(client._plan, CatalogPlan)
+    assert isinstance(client._settings.pricing, CatalogPlan)
 
 
 def test_a_missing_key_names_the_variable() -> None:

@@ -42,7 +42,7 @@ async def session(
 
 async def until(condition: Callable[[], bool]) -> None:
     """Let other tasks run until a condition holds (the session's guard ends a vain wait)."""
-    while not condition():  # noqa: ASYNC110 - what is waited for is the other side's plain state
+    while not condition():
         await anyio.sleep(0.001)
 
 

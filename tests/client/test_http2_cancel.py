@@ -132,7 +132,7 @@ async def test_random_cancellations(count: int, anyio_backend_name: str) -> None
         (pool,) = transport._pools.values()
         gc.collect()  # responses that were dropped are in cycles with their streams
         with anyio.fail_after(30):
-            while server.running or any(lane.load for lane in pool.lanes):  # noqa: ASYNC110
+            while server.running or any(lane.load for lane in pool.lanes):
                 await anyio.sleep(0.01)
         assert pool.waiting == 0
         assert all(not lane._connection.streams for lane in pool.lanes)
@@ -141,6 +141,6 @@ async def test_random_cancellations(count: int, anyio_backend_name: str) -> None
         with anyio.fail_after(30):
             for peer in server.peers:
                 await peer.ended.wait()
-            while resources(anyio_backend_name) != before:  # noqa: ASYNC110 - sockets close late
+            while resources(anyio_backend_name) != before:
                 await anyio.sleep(0.01)
         assert server.errors == []

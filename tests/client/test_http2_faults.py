@@ -60,7 +60,7 @@ async def scripted(stage: Stage, exchange: H2Exchange) -> None:
     try:
         await exchange.start()
         await exchange.send(b"first")
-        while not stage.released:  # noqa: ASYNC110 - set in another thread, if granian serves
+        while not stage.released:
             await anyio.sleep(0.01)
         await exchange.send(b"last", end=True)
     finally:
@@ -86,7 +86,7 @@ def asgi(stage: Stage) -> Callable[..., Awaitable[None]]:
         try:
             await send({"type": "http.response.body", "body": b"first", "more_body": True})
             gone = asyncio.ensure_future(disconnect(receive))
-            while not (stage.released or gone.done()):  # noqa: ASYNC110
+            while not (stage.released or gone.done()):
                 await asyncio.sleep(0.01)
             gone.cancel()
             await send({"type": "http.response.body", "body": b"last"})

@@ -84,7 +84,7 @@ async def test_the_first_request_may_be_cancelled() -> None:
     async with sdk() as (client, server):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(ask, client, "please wait")
-            while not server.running:  # noqa: ASYNC110
+            while not server.running:
                 await anyio.sleep(0.001)
             tasks.cancel_scope.cancel()
         exchange = server.peers[0].exchanges[1]

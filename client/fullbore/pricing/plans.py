@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Literal, Protocol
+from typing import ClassVar, Literal, Protocol
 
 from .._types import Usage
 from ..errors import ConfigError
@@ -18,7 +18,11 @@ Money = Decimal | str | int
 
 
 class Plan(Protocol):
-    """Prices calls. Write your own by writing this one method."""
+    """Prices calls. Write your own by writing this one method.
+
+    If a plan charges for each request, or counts it, give it ``charges_per_request = True`` as
+    well: then requests are never sent twice to be quick.
+    """
 
     def cost(self, usage: Usage, model: str) -> Decimal | None:
         """Return the price of one answered call; ``None`` if there is no price for the model."""
@@ -42,6 +46,7 @@ class PerRequest:
     """A flat fee a call, whatever its tokens: ``PerRequest("0.002")``."""
 
     fee: Decimal
+    charges_per_request: ClassVar[bool] = True
 
     def __init__(self, fee: Money) -> None:
         object.__setattr__(self, "fee", _money(fee, "fee"))
@@ -170,6 +175,11 @@ class Subscription:
     def cost(self, usage: Usage, model: str) -> Decimal | None:
         """Return the marginal price of a call: zero."""
         return Decimal(0)
+
+    @property
+    def charges_per_request(self) -> bool:
+        """Whether each request uses up some of a quota."""
+        return self.requests_per_day is not None
 
     def effective_cost(self, calls: int) -> Decimal | None:
         """Return the fee divided by the calls made in a month; ``None`` for no calls."""

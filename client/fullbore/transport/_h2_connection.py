@@ -146,7 +146,7 @@ class H2Connection(Outgoing):
             ) and (wrong := self._find_fault(stream)) is not None:
                 self._fail(stream, *wrong)
                 return
-            if stream.signal is not None:
+            if stream.signal is not None and stream.due:
                 stream.notify()
         if flags & END_STREAM:
             self._complete(stream)

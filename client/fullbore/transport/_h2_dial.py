@@ -6,6 +6,7 @@ pools or requests.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import errno
 import ssl
@@ -16,6 +17,9 @@ import anyio.abc
 import h11
 import httpx2
 from anyio.streams.tls import TLSAttribute, TLSStream
+
+from ._asyncio_dial import connect
+from ._asyncio_stream import AsyncioStream
 
 _MAX_PROXY_HEADER = 65_536
 
@@ -88,7 +92,11 @@ async def dial(
 
 
 async def _connect(host: str, port: int) -> anyio.abc.ByteStream:
-    return await anyio.connect_tcp(host, port)
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return await anyio.connect_tcp(host, port)
+    return await connect(AsyncioStream, host, port)
 
 
 async def _start_tls(

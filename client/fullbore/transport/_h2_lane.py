@@ -16,6 +16,7 @@ import h2.exceptions
 import httpx2
 from h2.errors import ErrorCodes
 
+from ._asyncio_stream import AsyncioStream
 from ._h2_config import HTTP2Config
 from ._h2_connection import H2Connection
 from ._h2_frames import ConnectionFaultError
@@ -268,13 +269,18 @@ class Lane:
 
     async def _read(self, socket: anyio.abc.ByteStream) -> None:
         connection = self._connection
+
+        def take(data: bytes) -> None:
+            self._heard = self.runtime.clock()
+            connection.receive(data)
+            if connection.output:
+                self._flush()
+
         try:
+            if isinstance(socket, AsyncioStream):
+                await socket.pour(take)
             while True:
-                data = await socket.receive(READ_SIZE)
-                self._heard = self.runtime.clock()
-                connection.receive(data)
-                if connection.output:
-                    self._flush()
+                take(await socket.receive(READ_SIZE))
         except anyio.EndOfStream:
             self._fault = (
                 httpx2.RemoteProtocolError,

@@ -17,6 +17,7 @@ from h2.errors import ErrorCodes
 from h2.settings import SettingCodes
 
 from ._h2_config import HTTP2Config
+from ._h2_encoder import StatelessEncoder
 from ._h2_frames import LAST_STREAM_ID, MAX_FRAME_SIZE, goaway, window_update
 from ._h2_pings import Pings
 from ._h2_stream import H2Stream, Headers, Link
@@ -88,6 +89,7 @@ class Outgoing:
                 SettingCodes.MAX_HEADER_LIST_SIZE: self._config.max_header_list_size,
             },
         )
+        self._h2.encoder = StatelessEncoder()  # type: ignore[assignment]
         self._h2.decoder.max_header_list_size = self._config.max_header_list_size
         self._h2.initiate_connection()
         self._collect()

@@ -48,7 +48,7 @@ def header_list(request: httpx2.Request) -> Headers:
     url = request.url
     headers: Headers = [
         (b":method", request.method.encode("ascii")),
-        (b":authority", request.headers.get("host", "").encode("ascii") or url.netloc),
+        (b":authority", _authority(request) or url.netloc),
         (b":scheme", url.raw_scheme),
         (b":path", url.raw_path),
     ]
@@ -56,12 +56,31 @@ def header_list(request: httpx2.Request) -> Headers:
         name = _field_name(raw_name)
         if name is None:
             continue
-        value = raw_value.strip(b" \t")
-        if _BAD_IN_VALUE.search(value):
-            raise httpx2.LocalProtocolError(f"The header {name!r} has a line break or NUL in it.")
-        pair = (name, value)
-        headers.append(NeverIndexedHeaderTuple(*pair) if name in _SECRET else pair)
+        if name in _SECRET:
+            headers.append(NeverIndexedHeaderTuple(name, _field_value(name, raw_value)))
+        else:
+            headers.append(_field(name, raw_value))
     return headers
+
+
+@lru_cache(maxsize=1024)
+def _field(name: bytes, raw_value: bytes) -> tuple[bytes, bytes]:
+    """A field to send; most requests have the same ones. No secret is ever kept here."""
+    return name, _field_value(name, raw_value)
+
+
+def _field_value(name: bytes, raw: bytes) -> bytes:
+    value = raw.strip(b" \t")
+    if _BAD_IN_VALUE.search(value):
+        raise httpx2.LocalProtocolError(f"The header {name!r} has a line break or NUL in it.")
+    return value
+
+
+def _authority(request: httpx2.Request) -> bytes | None:
+    for name, value in request.headers.raw:
+        if len(name) == 4 and name.lower() == b"host":
+            return value
+    return None
 
 
 @lru_cache(maxsize=1024)
@@ -84,9 +103,14 @@ class RequestBody:
     """
 
     def __init__(self, request: httpx2.Request) -> None:
-        declared = request.headers.get("content-length")
-        self.length = int(declared) if declared is not None else None
-        self.empty = not self.length and "transfer-encoding" not in request.headers
+        declared, chunked = None, False
+        for name, value in request.headers.raw:
+            if len(name) == 14 and name.lower() == b"content-length":
+                declared = int(value)
+            elif len(name) == 17 and name.lower() == b"transfer-encoding":
+                chunked = True
+        self.length: int | None = declared
+        self.empty = not declared and not chunked
         self.replayable = True
         assert isinstance(request.stream, httpx2.AsyncByteStream)
         self._source: AsyncIterator[bytes] = request.stream.__aiter__()

@@ -12,6 +12,7 @@ from typing import Protocol
 import httpx2
 
 from ._h2_runtime import Runtime, Signal
+from .body import MARK_RANGE, FillingBody
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -52,6 +53,7 @@ class H2Stream:
         "informational",
         "link",
         "lost",
+        "mark",
         "method",
         "offset",
         "received",
@@ -61,6 +63,7 @@ class H2Stream:
         "trailers",
         "uncredited",
         "unprocessed",
+        "wanted",
         "window",
     )
 
@@ -71,6 +74,8 @@ class H2Stream:
         self.offset = offset  # where the request's first byte lies in the connection's output
         self.sent = False  # the whole request has been queued
         self.window = window  # bytes the server may still send
+        self.wanted = 1  # bytes that wake the reader ...
+        self.mark = b""  # ... as does this, at their end
         self.uncredited = 0  # bytes read by the consumer and not yet granted again
         self.buffer = bytearray()
         self.received = 0  # bytes of body so far
@@ -100,6 +105,13 @@ class H2Stream:
         if self.signal is not None:
             self.link.runtime.wake(self.signal)
             self.signal = None  # once is enough: more frames may come before its turn
+
+    @property
+    def due(self) -> bool:
+        """Whether what has arrived is what the reader waits for."""
+        if len(self.buffer) >= self.wanted:
+            return True
+        return bool(self.mark) and self.mark in self.buffer[-MARK_RANGE:]
 
     async def wait(self, timeout: float | None, error: type[httpx2.TimeoutException]) -> None:
         """Wait for the connection to change something here.
@@ -140,7 +152,7 @@ class H2Stream:
         self.link.abandon(self)
 
 
-class ResponseBody(httpx2.AsyncByteStream):
+class ResponseBody(FillingBody):
     """The body of a response, pulled chunk by chunk from its stream.
 
     Leaving it in any way, by the end, an error, a cancellation, `aclose`, a `break` out of the
@@ -150,21 +162,29 @@ class ResponseBody(httpx2.AsyncByteStream):
     def __init__(self, stream: H2Stream, timeout: float | None) -> None:
         self._stream = stream
         self._timeout = timeout
+        # The server is granted more once half a window has been read, so it can always send half.
+        self._most_wanted = max(1, stream.window // 2)
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        stream = self._stream
         try:
-            while True:
-                if stream.buffer:
-                    yield stream.take()
-                elif stream.error is not None:
-                    raise stream.error
-                elif stream.ended:
-                    return
-                else:
-                    await stream.wait(self._timeout, httpx2.ReadTimeout)
+            while data := await self.receive():
+                yield data
         finally:
-            stream.close()
+            self._stream.close()
+
+    async def receive(self, at_least: int = 1, mark: bytes = b"") -> bytes:
+        """See `FillingBody.receive`."""
+        stream = self._stream
+        stream.wanted, stream.mark = min(at_least, self._most_wanted), mark
+        while not (stream.ended or stream.due):
+            await stream.wait(self._timeout, httpx2.ReadTimeout)
+        if not stream.buffer and stream.error is not None:
+            raise stream.error
+        return stream.take()
+
+    def take(self) -> bytes:
+        """See `FillingBody.take`."""
+        return self._stream.take()
 
     async def aclose(self) -> None:
         """Reset the stream unless it is complete. Does not block."""

@@ -15,6 +15,8 @@ from typing import Final
 import httpx2
 
 from ..errors import ConfigError
+from .http1 import HTTP1Transport
+from .http2 import HTTP2Config, HTTP2Transport
 
 OPENAI_URL = "https://api.openai.com/v1"
 IDLE_EXPIRY: Final = 4.0
@@ -162,23 +164,37 @@ def find_api_key(base_url: httpx2.URL, api_key: str | None) -> str | None:
 
 
 def open_transport(
-    base_url: httpx2.URL, *, http2: bool = False, verify: ssl.SSLContext | bool = True
-) -> httpx2.AsyncHTTPTransport:
-    """Build httpx2's transport: HTTP/1.1, or HTTP/2 if asked for.
+    base_url: httpx2.URL,
+    *,
+    http2: bool | None = None,
+    verify: ssl.SSLContext | bool = True,
+    most: int = 1024,
+) -> httpx2.AsyncBaseTransport:
+    """Build the transport of an endpoint. None of them has a limit of its own below ``most``.
 
-    Over TLS the server is asked, and HTTP/1.1 spoken if it declines. Over cleartext nobody can be
-    asked: HTTP/2 is spoken outright (RFC 9113, section 3.3), and the server has to know it.
+    The limiter is the only one that makes a request wait: in a second queue under it, requests
+    would wait, or time out, where it does not see them. Proxies are taken from the environment.
 
-    The pool has no limit of its own: the limiter is the only one, so that nothing ever waits, or
-    times out, in a second queue that it does not see. Proxies are taken from the environment.
+    :param http2: ``None`` asks a server over TLS (ALPN) and speaks HTTP/2 if it does, and speaks
+        HTTP/1.1 over cleartext, where nobody can be asked. ``True`` speaks HTTP/2 over cleartext
+        too (prior knowledge, RFC 9113, section 3.3); ``False`` never does.
+    :param most: requests that may be in flight at once.
     """
-    return httpx2.AsyncHTTPTransport(
-        verify=verify,
-        http1=not http2 or base_url.scheme == "https",
-        http2=http2,
-        proxy=environment_proxy(base_url),
-        limits=httpx2.Limits(keepalive_expiry=IDLE_EXPIRY),
-    )
+    proxy = environment_proxy(base_url)
+    secure = base_url.scheme == "https"
+    http1: httpx2.AsyncBaseTransport
+    if proxy is None:
+        http1 = HTTP1Transport(verify=verify, idle_expiry=IDLE_EXPIRY)
+    else:
+        limits = httpx2.Limits(keepalive_expiry=IDLE_EXPIRY)
+        http1 = httpx2.AsyncHTTPTransport(verify=verify, proxy=proxy, limits=limits)
+    if http2 is not False and (secure or (http2 and proxy is None)):
+        # A lane for every request is needed only by a server that takes one stream a connection.
+        config = HTTP2Config(max_lanes=max(most, HTTP2Config().max_lanes))
+        return HTTP2Transport(
+            verify=verify, proxy=proxy, prior_knowledge=True, config=config, http1=http1
+        )
+    return http1
 
 
 def environment_proxy(base_url: httpx2.URL) -> str | None:

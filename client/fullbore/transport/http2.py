@@ -60,6 +60,7 @@ class HTTP2Transport(httpx2.AsyncBaseTransport):
         prior_knowledge: Speak HTTP/2 to `http` origins without asking.
         config: Sizes and clocks of the HTTP/2 connections.
         http1_limits: Limits of the HTTP/1.1 pool; by default it has none.
+        http1: What to send over HTTP/1.1 with, instead of httpx2's transport; closed with this one.
     """
 
     def __init__(
@@ -71,13 +72,14 @@ class HTTP2Transport(httpx2.AsyncBaseTransport):
         prior_knowledge: bool = False,
         config: HTTP2Config | None = None,
         http1_limits: httpx2.Limits | None = None,
+        http1: httpx2.AsyncBaseTransport | None = None,
     ) -> None:
         self._ssl_context = httpx2.create_ssl_context(verify=verify, trust_env=trust_env)
         self._proxy = httpx2.Proxy(proxy) if isinstance(proxy, (str, httpx2.URL)) else proxy
         self._prior_knowledge = prior_knowledge
         self._config = config or HTTP2Config()
         self._http1_limits = http1_limits or httpx2.Limits()
-        self._http1: httpx2.AsyncHTTPTransport | None = None
+        self._http1 = http1
         self._pools: dict[Origin, OriginPool] = {}
         self._runtime: Runtime | None = None
         self._closed = False
@@ -213,7 +215,7 @@ class HTTP2Transport(httpx2.AsyncBaseTransport):
             pool = self._pools[origin] = OriginPool(opener, self._config, runtime)
         return pool
 
-    def _http1_transport(self) -> httpx2.AsyncHTTPTransport:
+    def _http1_transport(self) -> httpx2.AsyncBaseTransport:
         if self._http1 is None:
             self._http1 = httpx2.AsyncHTTPTransport(
                 verify=self._ssl_context, proxy=self._proxy, limits=self._http1_limits

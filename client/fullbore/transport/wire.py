@@ -6,6 +6,7 @@ Owns the shapes (only the fields we use; others are skipped undecoded), the grow
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +14,8 @@ import msgspec
 
 from .. import errors
 from .._types import Choice, ToolCall, Usage
+
+logger = logging.getLogger("fullbore.transport")
 
 
 class _Details(msgspec.Struct, gc=False):
@@ -73,7 +76,12 @@ class WireAnswer(msgspec.Struct):
     error: Any = None
 
 
+class _AnswerOfUnreadUsage(WireAnswer):
+    usage: Any = None
+
+
 decode = msgspec.json.Decoder(WireAnswer).decode
+_decode_without_usage = msgspec.json.Decoder(_AnswerOfUnreadUsage).decode
 
 
 def read_usage(wire: WireUsage, *, service_tier: str | None = None) -> Usage:
@@ -214,10 +222,7 @@ class Answer:
         try:
             wire = decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError) as exc:
-            raise errors.MalformedAnswerError(
-                f"The endpoint sent something that is no answer ({exc}): {_start(data)}",
-                partial=self.text,
-            ) from exc
+            wire = self._decode_rest(data, exc)
         if wire.error is not None:
             raise read_answer_error(wire.error, partial=self.text)
         for choice in wire.choices or ():
@@ -229,6 +234,19 @@ class Answer:
             self.usage = read_usage(wire.usage, service_tier=self.tier)
         if wire.model and not self.model:
             self.model = wire.model
+
+    def _decode_rest(self, data: bytes, exc: Exception) -> WireAnswer:
+        """Read what cannot be read whole: an answer is not thrown away because of its usage."""
+        try:
+            wire: WireAnswer = _decode_without_usage(data)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            raise errors.MalformedAnswerError(
+                f"The endpoint sent something that is no answer ({exc}): {_start(data)}",
+                partial=self.text,
+            ) from exc
+        logger.warning("The endpoint reports usage that cannot be read (%s): estimated.", exc)
+        wire.usage = None
+        return wire
 
     def _other(self, index: int) -> _GrowingChoice:
         return self._others.setdefault(index, _GrowingChoice())
