@@ -86,6 +86,18 @@ def types(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none")
+def soak(session: nox.Session) -> None:
+    """What takes minutes: whole grids, 5,000 streams, a million inputs, 10,000 cancellations."""
+    python = shared_python(session, "dev")
+    if session.posargs:
+        session.run(python, "bench/soak.py", *session.posargs, external=True)
+        return
+    session.run(python, "-m", "pytest", "-m", "slow", "--timeout", "1800", external=True)
+    for run in ("streams", "map", "cancel"):
+        session.run(python, "bench/soak.py", run, external=True)
+
+
+@nox.session(venv_backend="none")
 def gpu(session: nox.Session) -> None:
     """The tests that need an NVIDIA GPU."""
     python = shared_python(session, "dev")
