@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import socket
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
@@ -349,24 +350,16 @@ async def test_timeouts_are_httpx2s(
 
 
 async def test_a_server_that_takes_nothing_is_a_write_timeout() -> None:
-    """The kernel's buffers are full and stay so."""
-    async with await anyio.create_tcp_listener(local_host="127.0.0.1") as listener:
-        port = listener.extra(anyio.abc.SocketAttribute.local_port)
-
-        async def serve(stream: anyio.abc.SocketStream) -> None:
-            async with stream:
-                await anyio.sleep_forever()
-
-        async with anyio.create_task_group() as group:
-            group.start_soon(listener.serve, serve)
-            async with httpx2.AsyncClient(transport=HTTP1Transport()) as client:
-                with pytest.raises(httpx2.WriteTimeout):
-                    await client.post(
-                        f"http://127.0.0.1:{port}/",
-                        content=b"x" * 64_000_000,
-                        timeout=httpx2.Timeout(None, write=0.1),
-                    )
-            group.cancel_scope.cancel()
+    """Nobody accepts the connection: the kernel's buffers are full and stay so."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        async with httpx2.AsyncClient(transport=HTTP1Transport()) as client:
+            with pytest.raises(httpx2.WriteTimeout):
+                await client.post(
+                    f"http://127.0.0.1:{port}/",
+                    content=b"x" * 64_000_000,
+                    timeout=httpx2.Timeout(None, write=0.1),
+                )
 
 
 @pytest.mark.parametrize("trusted", [True, False], ids=["trusted", "not trusted"])
