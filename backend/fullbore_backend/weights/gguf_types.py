@@ -63,7 +63,7 @@ def storage_type(type_id: int) -> StorageType:
         ) from None
     try:
         gguf.dequantize(np.zeros((1, block_bytes), np.uint8), kind)
-    except NotImplementedError:
+    except NotImplementedError:  # gguf has no list of what it dequantises: it is asked with a block
         raise ModelError(
             f"tensors of type {kind.name} cannot be dequantised by gguf {_gguf_version()}; "
             "convert the model to another quantisation"

@@ -10,7 +10,6 @@ import ssl
 from dataclasses import dataclass
 from typing import Protocol
 
-from ._h2_runtime import Runtime, current_runtime
 
 READ_SIZE = 262_144
 """Bytes asked of the socket at once, as asyncio does."""
@@ -85,4 +84,4 @@ async def open_wire(address: Address, sink: Sink) -> Wire:
     return await open_asyncio_wire(address, sink)
 
 
-__all__ = ["READ_SIZE", "Address", "Runtime", "Sink", "Wire", "current_runtime", "open_wire"]
+__all__ = ["READ_SIZE", "Address", "Sink", "Wire", "open_wire"]

@@ -121,3 +121,21 @@ def _trio_runtime() -> Runtime:
         post=post,
         is_current=is_current,
     )
+
+
+def enter_loop(runtime: Runtime | None, *, closed: bool) -> Runtime:
+    """Return the runtime a transport belongs to: that of its first use.
+
+    :param runtime: what this returned before; ``None`` at the first use.
+    :raises RuntimeError: the transport is closed, or belongs to another event loop.
+    """
+    if closed:
+        raise RuntimeError("The transport is closed. Open a new one.")
+    if runtime is None:
+        return current_runtime()
+    if not runtime.is_current():
+        raise RuntimeError(
+            "The transport belongs to another event loop or thread: its connections live on "
+            "the loop it was first used on. Open one client per event loop."
+        )
+    return runtime

@@ -22,9 +22,10 @@ import anyio
 import httpx2
 
 from ._h1_connection import H1Body, H1Connection, request_head
-from ._h1_wire import Address, Runtime, current_runtime, open_wire
+from ._h1_wire import Address, open_wire
 from ._h2_dial import _explain
 from ._h2_request import IDEMPOTENT, RequestBody
+from ._h2_runtime import Runtime, enter_loop
 
 __all__ = ["HTTP1Transport"]
 
@@ -184,15 +185,7 @@ class HTTP1Transport(httpx2.AsyncBaseTransport):
         connection.close()
 
     def _enter_loop(self) -> Runtime:
-        if self._closed:
-            raise RuntimeError("The transport is closed. Open a new one.")
-        if self._runtime is None:
-            self._runtime = current_runtime()
-        elif not self._runtime.is_current():
-            raise RuntimeError(
-                "The transport belongs to another event loop or thread: its connections live on "
-                "the loop it was first used on. Open one client per event loop."
-            )
+        self._runtime = enter_loop(self._runtime, closed=self._closed)
         return self._runtime
 
 

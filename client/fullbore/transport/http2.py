@@ -32,7 +32,7 @@ from ._h2_config import HTTP2Config
 from ._h2_dial import NotHTTP2, Origin, dial
 from ._h2_pool import OriginPool
 from ._h2_request import IDEMPOTENT, RequestBody, header_list
-from ._h2_runtime import Runtime, current_runtime
+from ._h2_runtime import Runtime, enter_loop
 from ._h2_stream import H2Stream, ResponseBody
 
 __all__ = ["HTTP2Config", "HTTP2Transport"]
@@ -180,15 +180,7 @@ class HTTP2Transport(httpx2.AsyncBaseTransport):
         return stream.lost and request.method in IDEMPOTENT and replays == 0
 
     def _enter_loop(self) -> Runtime:
-        if self._closed:
-            raise RuntimeError("The transport is closed. Open a new one.")
-        if self._runtime is None:
-            self._runtime = current_runtime()
-        elif not self._runtime.is_current():
-            raise RuntimeError(
-                "The transport belongs to another event loop or thread: its connections live on "
-                "the loop it was first used on. Open one client per event loop."
-            )
+        self._runtime = enter_loop(self._runtime, closed=self._closed)
         return self._runtime
 
     def _http2_origin(self, request: httpx2.Request) -> Origin | None:
