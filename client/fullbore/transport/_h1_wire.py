@@ -10,7 +10,6 @@ import ssl
 from dataclasses import dataclass
 from typing import Protocol
 
-
 READ_SIZE = 262_144
 """Bytes asked of the socket at once, as asyncio does."""
 
