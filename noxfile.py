@@ -105,6 +105,13 @@ def gpu(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none")
+def compile(session: nox.Session) -> None:  # noqa: A001 (its name is what it does)
+    """Compile every Triton kernel for sm_80, sm_90 and sm_100; needs no GPU."""
+    python = shared_python(session, "dev")
+    session.run(python, "bench/compile_table.py", *session.posargs, external=True)
+
+
+@nox.session(venv_backend="none")
 def bench(session: nox.Session) -> None:
     """Output tokens/s of the server at concurrency 1, 8 and 32; arguments go to the script."""
     python = shared_python(session, "dev")

@@ -94,6 +94,8 @@ class CompileCase:
     :param constants: values of the ``tl.constexpr`` arguments.
     :param tensor_cores: whether the products must be done by tensor cores: the SASS has to hold
         their instruction (``HMMA``, ``HGMMA``, ``IMMA``, ``QGMMA``, ``UTC*MMA``).
+    :param warp_group: whether Hopper must do them by warp groups (``wgmma``), which only tiles of 64
+        rows and more can.
     :param may_spill: for a kernel whose registers are known to overflow without harm; say why
         beside it.
     """
@@ -105,6 +107,7 @@ class CompileCase:
     num_warps: int = 4
     num_stages: int = 2
     tensor_cores: bool = False
+    warp_group: bool = False
     may_spill: bool = False
 
 
