@@ -94,8 +94,8 @@ class CompileCase:
     :param constants: values of the ``tl.constexpr`` arguments.
     :param tensor_cores: whether the products must be done by tensor cores: the SASS has to hold
         their instruction (``HMMA``, ``HGMMA``, ``IMMA``, ``QGMMA``, ``UTC*MMA``).
-    :param warp_group: whether Hopper must do them by warp groups (``wgmma``), which only tiles of 64
-        rows and more can.
+    :param warp_group: whether Hopper must do them by warp groups (``wgmma``), which only tiles of
+        64 rows and more can.
     :param may_spill: for a kernel whose registers are known to overflow without harm; say why
         beside it.
     """
