@@ -17,9 +17,9 @@ class Chunk(NamedTuple):
     A named tuple, since it costs half of what a frozen dataclass does and a step makes one for
     every running sequence.
 
-    ``start`` is the position of its first token, equal to ``num_computed`` when it was scheduled.
-    ``samples`` says that the chunk reaches the last known token, so the runner must return the
-    token that follows.
+    ``start`` is the position of its first token. ``samples`` says that the chunk reaches the last
+    token, so the runner must return the one that follows. In a batch scheduled ahead the chunk's
+    last token may be the one that the batch before samples, and not be in ``token_ids`` yet.
     """
 
     sequence: Sequence
@@ -38,9 +38,11 @@ class Batch:
     """One step: at most one chunk a sequence, single tokens of running sequences first.
 
     ``num_tokens`` is the sum over chunks, never 0. ``preempted`` are the sequences that lost their
-    blocks while this batch was put together; none of them is in ``chunks``.
+    blocks while this batch was put together; none of them is in ``chunks``. ``number`` counts the
+    batches of a scheduler.
     """
 
     chunks: tuple[Chunk, ...]
     num_tokens: int
     preempted: tuple[Sequence, ...]
+    number: int = 0

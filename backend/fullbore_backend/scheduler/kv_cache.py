@@ -73,11 +73,11 @@ class KVCache:
             for block in cached:
                 self.pool.share(block)
         sequence.block_ids = cached
-        sequence.num_computed = num_cached * self._block_size
+        sequence.num_computed = sequence.num_scheduled = num_cached * self._block_size
         return True
 
     def remember(self, sequence: Sequence) -> None:
-        """Offer a sequence's newly full blocks to others."""
+        """Offer a sequence's newly full blocks to others, as far as it is computed."""
         if sequence.cursor is not None:
             self.prefixes.extend(sequence.cursor, sequence.token_ids)
             num_full = sequence.num_computed // self._block_size
@@ -100,4 +100,4 @@ class KVCache:
         self.pool.release(sequence.block_ids)
         # A new list, since a batch under way may still read the old one.
         sequence.block_ids = []
-        sequence.num_computed = 0
+        sequence.num_computed = sequence.num_scheduled = 0

@@ -25,8 +25,15 @@ set aside. So readers that are away hold up nobody, however many they are. Resum
 its old place if it has its blocks and a seat is free; otherwise it waits at the front of its rank,
 where the prefix cache gives back what has not been reused.
 
+One batch may be scheduled ahead, while the one before is under way and its tokens are not known:
+each sequence that samples then counts as one token longer, and one that this brings to its limit
+waits for it. Batches run in the order in which they were scheduled, so blocks that are taken from a
+sequence under way are written by others only after it. What its stop token makes superfluous is
+computed and dropped.
+
 Owns who runs and who holds which block. It does not know tensors, text, clocks or threads; one
-thread calls it, and each batch is applied, or its sequences finished, before the next is asked for.
+thread calls it, and each batch is applied, or its sequences finished, in order, at the latest when
+one more has been scheduled.
 """
 
 from __future__ import annotations
@@ -80,6 +87,7 @@ class Scheduler:
         self._waiting = WaitingQueue()
         self._paused = PausedSequences()
         self._num_admissions = 0
+        self._num_batches = self._num_applied = 0
 
     @property
     def running(self) -> tuple[Sequence, ...]:
@@ -157,8 +165,11 @@ class Scheduler:
     def schedule(self) -> Batch | None:
         """Choose the next step's work; ``None`` when there is none.
 
-        Every batch computes at least one token of the running sequence that comes first.
+        Every batch computes at least one token of the running sequence that comes first, unless
+        the batch under way brings it to its limit. ``None`` while one is under way may only mean
+        that its tokens decide what is next.
         """
+        self._num_batches += 1
         chunks: list[Chunk] = []
         preempted: list[Sequence] = []
         prefills = self._schedule_decodes(chunks, preempted)
@@ -171,19 +182,23 @@ class Scheduler:
         if budget > 0 and all(sequence.paused for sequence in preempted):
             budget = self._admit(budget, chunks, preempted)
         if not chunks:
+            self._num_batches -= 1
             return None
         return Batch(
             chunks=tuple(chunks),
             num_tokens=self._budget - budget,
             preempted=tuple(preempted),
+            number=self._num_batches,
         )
 
     def apply(self, batch: Batch, tokens: SequenceOf[int | None]) -> list[Sequence]:
         """Take in what a batch computed; return the sequences that ended by it.
 
+        :param batch: the oldest not applied yet.
         :param tokens: one for each chunk: the sampled token, or ``None`` where it samples none.
             Those of sequences that ended since the batch was scheduled are dropped.
         """
+        self._num_applied = batch.number
         ended: list[Sequence] = []
         size = self._block_size
         for chunk, token in zip(batch.chunks, tokens, strict=True):
@@ -191,9 +206,10 @@ class Scheduler:
             if sequence.finish_reason is not None:
                 continue
             end = start + length
-            sequence.num_computed = end
-            if end // size > start // size:
-                self._kv_cache.remember(sequence)
+            if sequence.block_ids:  # else it was preempted since: only its token counts
+                sequence.num_computed = end
+                if end // size > start // size:
+                    self._kv_cache.remember(sequence)
             if samples:
                 assert token is not None, "the runner returns a token for each chunk that samples"
                 reason = sequence.append(token)
@@ -214,7 +230,7 @@ class Scheduler:
         return True
 
     def pause(self, request_id: str) -> bool:
-        """Compute no more of a sequence until it is resumed. Not while a batch is under way.
+        """Compute no more of a sequence until it is resumed; a batch under way still counts.
 
         :returns: ``False`` if no such sequence is live; ``True`` also if it was paused before.
         """
@@ -229,7 +245,7 @@ class Scheduler:
         return True
 
     def resume(self, request_id: str) -> bool:
-        """Let a paused sequence go on. Not while a batch is under way.
+        """Let a paused sequence go on.
 
         One that has run is the next of its rank to run again; one that never has goes to the end,
         since it gained nothing yet that anybody could have failed to read.
@@ -253,14 +269,19 @@ class Scheduler:
     def _schedule_decodes(self, chunks: list[Chunk], preempted: list[Sequence]) -> list[Sequence]:
         """Give a token to every running sequence that lacks just one; return the other ones."""
         prefills: list[Sequence] = []
-        size = self._block_size
+        size, number = self._block_size, self._num_batches
         # Preemption takes from the end of the list, never what this loop has passed already.
         for sequence in self._running:
-            start = sequence.num_computed
-            if len(sequence.token_ids) - start > 1:
+            start, known = sequence.num_scheduled, sequence.num_known
+            if known >= sequence.limit:
+                continue  # the token that ends it is under way
+            if known - start > 1:
                 prefills.append(sequence)
             elif start < len(sequence.block_ids) * size or self._grow(sequence, preempted):
                 chunks.append(Chunk(sequence, start, 1, True))
+                sequence.num_scheduled = known
+                sequence.num_known = known + 1
+                sequence.last_batch = number
         return prefills
 
     def _grow(self, sequence: Sequence, preempted: list[Sequence]) -> bool:
@@ -276,10 +297,14 @@ class Scheduler:
 
     def _schedule_part(self, sequence: Sequence, budget: int, chunks: list[Chunk]) -> int:
         """Compute as much of what a sequence lacks as the budget allows; return how much."""
-        start = sequence.num_computed
-        missing = len(sequence.token_ids) - start
+        start = sequence.num_scheduled
+        missing = sequence.num_known - start
         count = min(missing, budget)
-        chunks.append(Chunk(sequence, start, count, count == missing))
+        samples = count == missing
+        chunks.append(Chunk(sequence, start, count, samples))
+        sequence.num_scheduled = start + count
+        sequence.num_known += samples
+        sequence.last_batch = self._num_batches
         return count
 
     def _admit(self, budget: int, chunks: list[Chunk], preempted: list[Sequence]) -> int:
@@ -290,6 +315,8 @@ class Scheduler:
         for sequence in self._waiting:
             if budget == 0 or len(self._running) >= self.config.max_num_seqs:
                 break
+            if sequence.last_batch > self._num_applied:
+                continue  # it was preempted while a batch with it was under way: not all is known
             num_cached, must_wait = self._kv_cache.match(sequence)
             if must_wait:
                 num_deferred += 1

@@ -32,13 +32,16 @@ class Sequence:
         "cache_salt",
         "cursor",
         "finish_reason",
+        "last_batch",
         "limit",
         "max_tokens",
         "min_tokens",
         "num_cached",
         "num_computed",
+        "num_known",
         "num_preemptions",
         "num_prompt_tokens",
+        "num_scheduled",
         "order",
         "paused",
         "priority",
@@ -71,6 +74,10 @@ class Sequence:
         self.num_prompt_tokens = len(self.token_ids)
         # Tokens whose keys and values are in the cache; 0 while waiting.
         self.num_computed = 0
+        # The same once every batch handed out has run, and with those it will have sampled. They
+        # differ from num_computed and num_tokens only while a batch is under way.
+        self.num_scheduled = 0
+        self.num_known = self.num_prompt_tokens
         # Prompt tokens that the prefix cache served when the sequence first ran.
         self.num_cached = 0
         self.num_preemptions = 0
@@ -80,10 +87,11 @@ class Sequence:
         self.finish_reason: FinishReason | None = None
         # The stop token id that ended the output, if one did.
         self.stop_reason: int | None = None
-        # The scheduler's own bookkeeping: the most tokens it may have; its place among running
-        # sequences, (rank, order), where order counts admissions and is -1 before the first; and
-        # its place in the prefix index, None where that is off.
+        # The scheduler's own bookkeeping: the most tokens it may have; the number of the last batch
+        # it was in; its place among running sequences, (rank, order), where order counts admissions
+        # and is -1 before the first; and its place in the prefix index, None where that is off.
         self.limit = 0
+        self.last_batch = 0
         self.rank: float = priority
         self.order = -1
         self.cursor: PrefixCursor | None = None
