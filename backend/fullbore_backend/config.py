@@ -50,6 +50,8 @@ class EngineConfig:
     :param device: ``auto``, ``cpu`` or ``cuda``.
     :param kv_cache_bytes: size of the KV pool; ``None`` takes a share of the memory available.
     :param max_model_len: tokens; ``None`` takes the model's own limit.
+    :param overlap: schedule and launch a step while the one before is computed; ``None`` does so on
+        a GPU.
     :param cache_dir: where fetched models are kept; ``None`` is the user's cache folder.
     :param num_threads: CPU threads for torch; ``None`` leaves torch's choice.
     """
@@ -65,6 +67,7 @@ class EngineConfig:
     max_num_batched_tokens: int = 512
     max_waiting: int = 2048
     prefix_caching: bool = True
+    overlap: bool | None = None
     cache_dir: Path | None = None
     num_threads: int | None = None
 

@@ -18,6 +18,7 @@ from .errors import InvalidRequestError, StepFailedError
 from .loading import LoadedModel, load_model
 from .output import TextStream
 from .request import Completion, Delta, FinishReason, SamplingParams, TokenLogprobs
+from .runner import Launched
 from .sampling import Sampled, SamplingState
 from .scheduler.batch import Batch, Chunk
 from .scheduler.scheduler import Scheduler
@@ -100,6 +101,8 @@ class Engine:
         self.scheduler = Scheduler(loaded.scheduler_config)
         self.runner = loaded.runner
         self._eos = frozenset(loaded.eos_token_ids)
+        self._overlap = loaded.overlap
+        self._under_way: Launched | None = None
         self._clock, self._seeds = clock, seeds
         self._requests: dict[str, _Request] = {}
         self._finished: Counter[str] = Counter()
@@ -123,7 +126,8 @@ class Engine:
             try:
                 chunk = Chunk(sequence, 0, size, True)
                 state = SamplingState(SamplingParams(), (), banned=frozenset(), seed=0)
-                self.runner.run(Batch(chunks=(chunk,), num_tokens=size, preempted=()), [state])
+                batch = Batch(chunks=(chunk,), num_tokens=size, preempted=())
+                self.runner.launch(batch, [state]).wait()
             finally:
                 pool.release(sequence.block_ids)
 
@@ -208,43 +212,77 @@ class Engine:
 
     def has_work(self) -> bool:
         """True while a request is live that is not paused."""
-        return self.scheduler.has_work()
+        return self._under_way is not None or self.scheduler.has_work()
 
     # Steps
 
     def step(self) -> list[tuple[str, Delta]]:
         """Run one step; returns (request id, delta) for each request that gained a token or ended.
 
+        With overlap, a step is scheduled and launched while the one before is computed, and what
+        is returned is the one before's. So the device does not wait for the scheduler, and a
+        request that has ended may have one more token computed, which is dropped.
+
         A step that raises ends the requests it carried with the finish reason ``error``; the engine
         goes on.
         """
         started = self._clock()
+        deltas: list[tuple[str, Delta]] = []
+        if self._under_way is not None and self._under_way.decides_the_next:
+            deltas += self._settle()
         batch = self.scheduler.schedule()
-        if batch is None:
-            return []
-        sampling = [chunk.sequence for chunk in batch.chunks if chunk.samples]
-        states = [self._requests[sequence.request_id].sampling for sequence in sampling]
-        try:
-            sampled = self.runner.run(batch, states)
-        except Exception as error:  # whatever a kernel raises: it ends this batch, not the engine
-            logger.exception("a step of %d sequences failed", len(batch.chunks))
-            return self._fail(batch, error)
-        deltas = self._apply(batch, sampled)
-        self._num_steps += 1
+        before, self._under_way = self._under_way, None
+        launched = self._launch(batch, before) if batch is not None else None
+        if before is not None:
+            deltas += self._take_in(before)
+        if isinstance(launched, Exception):
+            assert batch is not None
+            deltas += self._fail(batch, launched)
+        else:
+            self._under_way = launched
+            if not self._overlap:
+                deltas += self._settle()
         self._step_seconds += self._clock() - started
         return deltas
 
-    def _apply(self, batch: Batch, sampled: Sequence[Sampled]) -> list[tuple[str, Delta]]:
+    def _launch(self, batch: Batch, before: Launched | None) -> Launched | Exception:
+        sampling = [chunk.sequence for chunk in batch.chunks if chunk.samples]
+        states = [self._requests[sequence.request_id].sampling for sequence in sampling]
+        try:
+            return self.runner.launch(batch, states, before)
+        except Exception as error:  # whatever a kernel raises: it ends this batch, not the engine
+            return error
+
+    def _settle(self) -> list[tuple[str, Delta]]:
+        """Wait for the step under way, if there is one, and take it in."""
+        launched, self._under_way = self._under_way, None
+        return [] if launched is None else self._take_in(launched)
+
+    def _take_in(self, launched: Launched) -> list[tuple[str, Delta]]:
+        batch = launched.batch
+        try:
+            sampled = launched.wait()
+        except Exception as error:  # a fault of a kernel may show only when it is waited for
+            return self._fail(batch, error)
         remaining = iter(sampled)
         results = [next(remaining) if chunk.samples else None for chunk in batch.chunks]
         self.scheduler.apply(batch, [None if r is None else r.token_id for r in results])
         deltas = []
         for chunk, result in zip(batch.chunks, results, strict=True):
-            if result is not None:
-                request_id = chunk.sequence.request_id
-                deltas.append((request_id, self._advance(self._requests[request_id], result)))
-        self._generation_tokens += len(sampled)
+            request = self._request_of(chunk.sequence)
+            if result is not None and request is not None:
+                deltas.append((chunk.sequence.request_id, self._advance(request, result)))
+        self._generation_tokens += len(deltas)
+        self._num_steps += 1
         return deltas
+
+    def _request_of(self, sequence: TokenSequence) -> _Request | None:
+        """The request a sequence belongs to; ``None`` once it has ended.
+
+        Its id may be another's by then.
+        """
+        request = self._requests.get(sequence.request_id)
+        return request if request is not None and request.sequence is sequence else None
 
     def _advance(self, request: _Request, sampled: Sampled) -> Delta:
         """Turn a token into a delta; ends the request when its tokens or its text say so."""
@@ -280,10 +318,13 @@ class Engine:
         self._finished[reason] += 1
 
     def _fail(self, batch: Batch, error: Exception) -> list[tuple[str, Delta]]:
+        logger.error("a step of %d sequences failed", len(batch.chunks), exc_info=error)
         deltas = []
         for chunk in batch.chunks:
             sequence = chunk.sequence
-            self._requests.pop(sequence.request_id)
+            if self._request_of(sequence) is None:
+                continue  # the step before ended it
+            del self._requests[sequence.request_id]
             self._finish(sequence.request_id, "error")
             delta = Delta(
                 text="",

@@ -35,6 +35,7 @@ class LoadedModel:
     scheduler_config: SchedulerConfig
     eos_token_ids: tuple[int, ...]
     vocab_size: int
+    overlap: bool
 
 
 def load_model(config: EngineConfig, progress: Callable[[str], None]) -> LoadedModel:
@@ -74,6 +75,7 @@ def load_model(config: EngineConfig, progress: Callable[[str], None]) -> LoadedM
             scheduler_config=scheduler_config,
             eos_token_ids=tuple({*checkpoint.eos_token_ids, *text.eos_token_ids}),
             vocab_size=model.config.vocab_size,
+            overlap=device.type == "cuda" if config.overlap is None else config.overlap,
         )
 
 

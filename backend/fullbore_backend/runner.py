@@ -6,7 +6,9 @@ Owns the model and the pages of the KV cache. It does not know why a batch looks
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -15,6 +17,30 @@ from .kernels import AttentionBatch
 from .models.llama import Llama
 from .sampling import Sampled, SamplingState, sample
 from .scheduler.batch import Batch, Chunk
+from .scheduler.sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launched:
+    """A step that has been started.
+
+    :param rows: which of its samples is each sequence's.
+    :param decides_the_next: some request's next token depends on this step's in other ways than
+        through the model (penalties), so the next step cannot be launched before it is taken in.
+    """
+
+    batch: Batch
+    rows: Mapping[Sequence, int]
+    sampled: list[Sampled]
+    decides_the_next: bool = False
+
+    def token_of(self, sequence: Sequence) -> int:
+        """What this step samples for a sequence."""
+        return self.sampled[self.rows[sequence]].token_id
+
+    def wait(self) -> list[Sampled]:
+        """One token per chunk that samples, in the batch's order."""
+        return self.sampled
 
 
 class Runner:
@@ -43,24 +69,31 @@ class Runner:
         ]
 
     @torch.inference_mode()
-    def run(self, batch: Batch, states: Sequence[SamplingState]) -> list[Sampled]:
-        """Compute a step.
+    def launch(
+        self, batch: Batch, states: SequenceOf[SamplingState], before: Launched | None = None
+    ) -> Launched:
+        """Start a step; batches run in the order in which they are launched.
 
         :param states: one per chunk that samples, in the batch's order.
-        :returns: one token per chunk that samples, in the batch's order.
+        :param before: the step under way, if this batch was scheduled ahead of its tokens.
         """
         chunks = sorted(batch.chunks, key=_shape)
-        logits = self._forward(chunks)
-        sampling = [index for index, chunk in enumerate(batch.chunks) if chunk.samples]
+        logits = self._forward(chunks, before)
+        sampling = [chunk for chunk in batch.chunks if chunk.samples]
         if not sampling:
-            return []
-        row = {id(chunk): at for at, chunk in enumerate(c for c in chunks if c.samples)}
-        order = [row[id(batch.chunks[index])] for index in sampling]
+            return Launched(batch=batch, rows={}, sampled=[])
+        row = {chunk.sequence: at for at, chunk in enumerate(c for c in chunks if c.samples)}
+        order = [row[chunk.sequence] for chunk in sampling]
         if order != list(range(len(order))):
             logits = logits[order]
-        return sample(logits, states)
+        return Launched(
+            batch=batch,
+            rows={chunk.sequence: at for at, chunk in enumerate(sampling)},
+            sampled=sample(logits, states),
+            decides_the_next=any(state.depends_on_tokens for state in states),
+        )
 
-    def _forward(self, chunks: Sequence[Chunk]) -> torch.Tensor:
+    def _forward(self, chunks: SequenceOf[Chunk], before: Launched | None) -> torch.Tensor:
         """Logits of the chunks that sample, in this order, (sampling, vocab_size) fp32."""
         tokens: list[int] = []
         positions: list[int] = []
@@ -68,6 +101,9 @@ class Runner:
         for chunk in chunks:
             tokens += chunk.sequence.token_ids[chunk.start : chunk.end]
             positions += range(chunk.start, chunk.end)
+            if len(tokens) < len(positions):
+                assert before is not None, "only a batch scheduled ahead lacks a token"
+                tokens.append(before.token_of(chunk.sequence))
             if chunk.samples:
                 rows.append(len(tokens) - 1)
         attention = AttentionBatch.build(

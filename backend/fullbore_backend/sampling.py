@@ -62,6 +62,12 @@ class SamplingState:
         )
 
     @property
+    def depends_on_tokens(self) -> bool:
+        """True when what is sampled next depends on the tokens sampled before, not only on how
+        many they are."""
+        return _penalised(self.params)
+
+    @property
     def _must_go_on(self) -> bool:
         return self._banned is not None and self._position < self.params.min_tokens
 

@@ -280,7 +280,7 @@ class Raising:
     def __init__(self, error: BaseException) -> None:
         self.error = error
 
-    def run(self, *args: Any) -> Any:
+    def launch(self, *args: Any) -> Any:
         raise self.error
 
 

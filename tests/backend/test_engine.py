@@ -241,11 +241,11 @@ class Failing:
     def __init__(self, runner: Any, at: int) -> None:
         self.runner, self.calls = runner, at
 
-    def run(self, *args: Any) -> Any:
+    def launch(self, *args: Any) -> Any:
         self.calls -= 1
         if self.calls == 0:
             raise RuntimeError("out of luck")
-        return self.runner.run(*args)
+        return self.runner.launch(*args)
 
 
 @pytest.mark.parametrize("at", [1, 3])
