@@ -18,6 +18,7 @@ KEPT = 1024
 """Moves kept for a listener that is busy."""
 
 WORDS: Mapping[Reason, str] = {
+    "slow_start": "the endpoint answers",
     "throughput_rises": "more still helps",
     "endpoint_full": "found the knee",
     "probe_up": "trying a few more",

@@ -49,9 +49,9 @@ def test_the_limit_stays_within_its_bounds() -> None:
 
 
 def test_growth_says_why() -> None:
-    """Doubling while there is no queue, then the size at which the endpoint is full."""
+    """One doubling at first, more without a queue, then the size at which the endpoint is full."""
     window, moves = run(SlotServer(constant(64)), seconds=40)
-    assert moves[0].reason == "throughput_rises"
+    assert [move.reason for move in moves[:2]] == ["slow_start", "throughput_rises"]
     assert (moves[0].old, moves[0].new) == (16, 32)
     assert any(move.reason == "endpoint_full" for move in moves)
     assert all(move.detail for move in moves)
@@ -134,12 +134,13 @@ def test_cancelled_requests_say_nothing() -> None:
 
 def test_answers_that_take_no_time_are_left_out() -> None:
     """A clock too coarse for the endpoint gives no samples and no division by zero."""
-    window = AdaptiveWindow()
+    moves: list[Move] = []
+    window = AdaptiveWindow(on_move=moves.append)
     for _ in range(200):
         mark = window.admitted(now=1.0, in_flight=16)
         outcome = Outcome(kind="ok", total=0.0)
         window.finished(outcome, now=1.0, started=1.0, mark=mark, in_flight=16)
-    assert window.limit == 16
+    assert [move.reason for move in moves] == ["slow_start"]
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ throughput stops rising.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -98,6 +99,7 @@ class AdaptiveWindow:
         self._ceiling = Ceiling()
         self._rounds_to_up = _PROBE_UP_EVERY
         self._rounds_to_down = 0
+        self._opening = True  # no round has ended and the first requests are out
         # of this round
         self._answers = 0
         self._samples = 0
@@ -138,6 +140,7 @@ class AdaptiveWindow:
         if outcome.kind == "ok":
             self._ceiling.accepted()
             self._sample(outcome, now - started, mark, in_flight)
+            self._open()
             if self._limit < self._target and self._bound():
                 self._limit = min(self._target, self._limit + _RAMP)
         elif outcome.kind == "overloaded":
@@ -146,6 +149,18 @@ class AdaptiveWindow:
             self._failed += 1
         if self._samples >= self._round_size or self._answers >= 4 * self._round_size:
             self._close_round()
+
+    def _open(self) -> None:
+        """Double once when as many were answered as may be in flight, as TCP does from the start.
+
+        What they tell of latency belongs to a load that was still building up, so a first verdict
+        takes one more turn-over: better to have it for the larger load. An endpoint for which that
+        is too much queues for as long.
+        """
+        if self._opening and self._answers >= self._limit and self._bound():
+            self._opening = False
+            wanted = min(2 * self._limit, self._config.maximum, self._ceiling.level or math.inf)
+            self._go("slow_start", int(wanted), f"the first {self._answers} were answered")
 
     def _advance(self, now: float, in_flight: int) -> None:
         """Integrate the requests in flight over time, for the mean load that each one met."""
@@ -185,6 +200,7 @@ class AdaptiveWindow:
                 self._go("overloaded", level, f"refused with {others} others in flight")
 
     def _close_round(self) -> None:
+        self._opening = False
         bound = self._bound()
         if self._failed > self._answers / 2:
             floor = min(self._limit, self._config.start)

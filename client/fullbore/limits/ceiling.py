@@ -14,7 +14,7 @@ _STRAY = 0.02
 _QUIET = 250
 """Answers without a refusal before one request is put above the ceiling: 0.4 % refused."""
 _FIRST_QUIET = 31
-"""The same for a ceiling that was met fewer than `_CONFIRMED` times: it may have been chance."""
+"""The same for a ceiling met in fewer than `_CONFIRMED` rounds: it may have been chance."""
 _CONFIRMED = 3
 
 
@@ -25,6 +25,7 @@ class Ceiling:
         self.level: int | None = None
         self._proven = 0  # the most in flight through a whole round without a refusal
         self._refused = 0  # in this round
+        self._followed = False  # whether the ceiling came down in this round
         self._quiet = 0
         self._met = 0
         self._step = 1
@@ -41,7 +42,11 @@ class Ceiling:
         if others < self._proven and self._refused <= max(1, _STRAY * round_size):
             return False
         near = self.level is not None and others <= 1.1 * self.level
-        self._met = self._met + 1 if near else 1
+        if not near:
+            self._met = 1
+        elif not self._followed:  # what one round refuses is one meeting
+            self._met += 1
+        self._followed = True
         self._step = max(1, limit // 64)
         self._rising = False
         self.level = max(least, others)
@@ -73,3 +78,4 @@ class Ceiling:
         if not self._refused:
             self._proven = peak if bound else max(self._proven, peak)
         self._refused = 0
+        self._followed = False

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Reason = Literal[
+    "slow_start",
     "throughput_rises",
     "endpoint_full",
     "probe_up",
@@ -21,6 +22,7 @@ Reason = Literal[
 ]
 """Why the limit moved.
 
+- `slow_start`: the first requests were answered; one doubling before anything is known.
 - `throughput_rises`: no sign that the endpoint is full; more in flight gives more throughput.
 - `endpoint_full`: beyond the new limit requests would only queue.
 - `probe_up`, `probe_down`: a look at a neighbouring limit, because what is known of it is little

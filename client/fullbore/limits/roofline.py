@@ -25,6 +25,10 @@ _PER_OCTAVE = 6
 _MODEL_ERROR = 0.02
 """Relative error granted to the model itself; no bucket counts as more precise than this."""
 
+_LEAST_CHANGE = 0.35
+"""Least change of latency, as a logarithm, that counts as a changed endpoint. Half of it can come of
+the load that a sample is filed under: while the limit moves, that is true to a fifth."""
+
 
 @dataclass(slots=True)
 class _Sums:
@@ -197,13 +201,15 @@ class LoadTable:
         if not self._levels:
             return False
         known = {round(math.log2(p.load) * _PER_OCTAVE): p for p in self._points(self._levels)}
+        total = sum(sums.count for sums in self._round.values())
         for point in self._points(self._round):
-            old = known.get(round(math.log2(point.load) * _PER_OCTAVE))
-            if old is None:
-                continue
+            level = round(math.log2(point.load) * _PER_OCTAVE)
+            old = known.get(level)
+            if old is None or self._round[level].count < total / 3:
+                continue  # a level passed through holds the slow answers that began above it
             change = math.log(point.latency / old.latency)
             error = math.sqrt(point.variance + old.variance + _MODEL_ERROR**2)
-            if abs(change) > 0.2 and abs(change) > 5 * error:
+            if abs(change) > _LEAST_CHANGE and abs(change) > 5 * error:
                 return True
         return False
 
