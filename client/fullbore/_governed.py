@@ -18,7 +18,7 @@ from ._governor import Governor, billed, make_outcome, outcome_kind
 from ._types import Usage
 from .errors import ConnectionFailedError, ConnectionLostError, RequestError
 from .limits import OutcomeKind, Permit
-from .transport._h2_runtime import Runtime, current_runtime
+from .transport._runtime import Runtime, current_runtime
 from .transport.headers import retry_after
 from .transport.sse import EventStreamParser, EventTooLargeError
 from .transport.wire import WireUsage, read_status_error, read_usage

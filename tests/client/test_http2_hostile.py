@@ -45,6 +45,11 @@ BREAKS_THE_CONNECTION = {
     "settings with a stream": frame(SETTINGS, 0, 1),
     "settings of odd length": frame(SETTINGS, 0, 0, b"12345"),
     "settings out of range": frame(SETTINGS, 0, 0, struct.pack(">HI", 4, 2**31)),
+    "frame size out of range": frame(SETTINGS, 0, 0, struct.pack(">HI", 5, 16_383)),
+    "settings that push": frame(SETTINGS, 0, 0, struct.pack(">HI", 2, 1)),
+    "settings' answer with settings": frame(SETTINGS, 1, 0, struct.pack(">HI", 3, 1)),
+    "a window that settings widen too far": frame(WINDOW, 0, 1, b"\x7f\xff\x00\x00")
+    + frame(SETTINGS, 0, 0, struct.pack(">HI", 4, 2**31 - 1)),
     "short ping": frame(PING, 0, 0, b"123"),
     "short goaway": frame(GOAWAY, 0, 0, b"123"),
     "goaway on a stream": frame(GOAWAY, 0, 1, b"12345678"),
@@ -56,12 +61,6 @@ BREAKS_THE_CONNECTION = {
     "endless continuations": head(flags=0) + frame(CONTINUATION, 0, 1) * 200,
     "undecodable headers": frame(HEADERS, 0x4, 1, b"\xff\xff\xff\xff\xff\xff"),
     "header bomb": head((b"a", b"x" * 4000)) + frame(HEADERS, 0x4, 1, bytes([0x80 | 62]) * 100),
-    "upper-case header name": head((b"X-Upper", b"1")),
-    "header with a line break": head((b"x", b"a\r\nb: c")),
-    "connection header": head((b"connection", b"close")),
-    "no status": frame(HEADERS, 0x4, 1, hpack.Encoder().encode([(b"x", b"1")])),
-    "contradictory content-lengths": head((b"content-length", b"1"), (b"content-length", b"2")),
-    "second response headers": head() + head(),
 }
 
 # On a stream that the client has reset.
@@ -87,6 +86,26 @@ BREAKS_THE_STREAM = {
     "more data than announced": head((b"content-length", b"1")) + frame(DATA, 1, 1, b"xx"),
     "less data than announced": head((b"content-length", b"3")) + frame(DATA, 1, 1, b"xx"),
     "no data although announced": head((b"content-length", b"3"), flags=0x5),
+    "upper-case header name": head((b"X-Upper", b"1")),
+    "header with a line break": head((b"x", b"a\r\nb: c")),
+    "connection header": head((b"connection", b"close")),
+    "no status": frame(HEADERS, 0x4, 1, hpack.Encoder().encode([(b"x", b"1")])),
+    "contradictory content-lengths": head((b"content-length", b"1"), (b"content-length", b"2")),
+    "second response headers": head() + head(),
+    "content-length that is no number": head((b"content-length", b"-1")),
+    "status after a field": frame(
+        HEADERS, 0x4, 1, hpack.Encoder().encode([(b"x", b"1"), (b":status", b"200")])
+    ),
+    "two statuses": head((b":status", b"200")),
+    "a request's pseudo-header": head((b":path", b"/")),
+    "a blank before a value": head((b"x", b" 1")),
+    "an empty header name": head((b"", b"1")),
+    "switching protocols": frame(HEADERS, 0x4, 1, hpack.Encoder().encode([(b":status", b"101")])),
+    "informational response as the end": frame(
+        HEADERS, 0x5, 1, hpack.Encoder().encode([(b":status", b"103")])
+    ),
+    "status in trailers": head() + head(flags=0x5),
+    "stream window of nothing": frame(WINDOW, 0, 1, b"\0\0\0\0"),
     "stream window above 2^31 - 1": frame(WINDOW, 0, 1, b"\x7f\xff\xff\xff"),
 }
 

@@ -26,8 +26,8 @@ _MODEL_ERROR = 0.02
 """Relative error granted to the model itself; no bucket counts as more precise than this."""
 
 _LEAST_CHANGE = 0.35
-"""Least change of latency, as a logarithm, that counts as a changed endpoint. Half of it can come of
-the load that a sample is filed under: while the limit moves, that is true to a fifth."""
+"""Least change of latency, as a logarithm, that counts as a changed endpoint. Half of it can come
+of the load that a sample is filed under: while the limit moves, that is true to a fifth."""
 
 
 @dataclass(slots=True)

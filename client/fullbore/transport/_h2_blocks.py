@@ -6,12 +6,15 @@ longer than a decoded header list may be. Knows nothing of what headers mean.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import hpack
 from h2.errors import ErrorCodes
 
 from ._h2_frames import (
     CONTINUATION,
     END_HEADERS,
+    END_STREAM,
     HAS_PRIORITY,
     HEADER_SIZE,
     PADDED,
@@ -56,19 +59,31 @@ class HeaderBlock:
                 f"it sent a header block above {self._limit} bytes or {MAX_CONTINUATIONS} frames",
             )
 
-    def skip(self, decoder: hpack.Decoder) -> None:
-        """Decode a complete block whose headers nobody wants.
+    @property
+    def end_stream(self) -> bool:
+        """Whether nothing follows the block on its stream."""
+        return bool(self._flags & END_STREAM)
 
-        The compression state is the connection's: what the block changes there counts.
+    def decode(self, decoder: hpack.Decoder) -> Iterable[tuple[bytes, bytes]]:
+        """The header list of a complete block.
+
+        Every block has to be decoded, even for a stream that is gone: the compression state is
+        the connection's, and what the block changes there counts.
         """
         try:
-            decoder.decode(self._fragments(), raw=True)
+            return decoder.decode(self._fragments(), raw=True)
+        except hpack.OversizedHeaderListError as error:
+            raise ConnectionFaultError(
+                ErrorCodes.ENHANCE_YOUR_CALM, f"it sent too many headers: {error}"
+            ) from error
         except hpack.HPACKError as error:
             raise ConnectionFaultError(
                 ErrorCodes.COMPRESSION_ERROR, f"it sent headers that cannot be decoded: {error}"
             ) from error
 
     def _fragments(self) -> bytes:
+        if not self._count:
+            return self._unpad(self.frames[HEADER_SIZE:])
         fragments, rest = b"", self.frames
         while rest:
             size = int.from_bytes(rest[:3])

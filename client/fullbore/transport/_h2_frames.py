@@ -15,6 +15,7 @@ HEADERS: Final = 0x1
 PRIORITY: Final = 0x2
 RST_STREAM: Final = 0x3
 SETTINGS: Final = 0x4
+PUSH_PROMISE: Final = 0x5
 PING: Final = 0x6
 GOAWAY: Final = 0x7
 WINDOW_UPDATE: Final = 0x8
@@ -51,6 +52,24 @@ class ConnectionFaultError(Exception):
 def window_update(stream_id: int, size: int) -> bytes:
     """Grant `size` more bytes on a stream, or on the connection (0)."""
     return _WITH_ONE_NUMBER.pack(4 << 8 | WINDOW_UPDATE, 0, stream_id, size)
+
+
+def rst_stream(stream_id: int, code: ErrorCodes) -> bytes:
+    """End a stream before its time."""
+    return _WITH_ONE_NUMBER.pack(4 << 8 | RST_STREAM, 0, stream_id, code)
+
+
+def header_frames(stream_id: int, block: bytes, largest: int, *, end_stream: bool) -> bytes:
+    """A header block as one HEADERS frame and as many CONTINUATIONs as `largest` demands."""
+    flags = END_STREAM if end_stream else 0
+    if len(block) <= largest:
+        return HEADER.pack(len(block) << 8 | HEADERS, flags | END_HEADERS, stream_id) + block
+    frames = [HEADER.pack(largest << 8 | HEADERS, flags, stream_id), block[:largest]]
+    for start in range(largest, len(block), largest):
+        piece = block[start : start + largest]
+        last = END_HEADERS if start + largest >= len(block) else 0
+        frames += [HEADER.pack(len(piece) << 8 | CONTINUATION, last, stream_id), piece]
+    return b"".join(frames)
 
 
 def goaway(code: ErrorCodes) -> bytes:

@@ -12,7 +12,6 @@ from contextlib import aclosing
 
 import anyio
 import anyio.abc
-import h2.exceptions
 import httpx2
 from h2.errors import ErrorCodes
 
@@ -21,8 +20,8 @@ from ._h2_config import HTTP2Config
 from ._h2_connection import H2Connection
 from ._h2_frames import ConnectionFaultError
 from ._h2_request import RequestBody
-from ._h2_runtime import Runtime, Signal
 from ._h2_stream import NEVER, H2Stream, Headers
+from ._runtime import Runtime, Signal
 
 READ_SIZE = 262_144
 SEND_HIGH_WATER = 262_144
@@ -118,20 +117,12 @@ class Lane:
         self._slot_changed()
 
     def open(self, headers: Headers, method: bytes, *, end_stream: bool) -> H2Stream:
-        """Turn a reserved slot into a stream and send the request's headers on it.
-
-        Raises:
-            httpx2.LocalProtocolError: The headers cannot be sent.
-        """
+        """Turn a reserved slot into a stream and send the request's headers on it."""
         self.reserved -= 1
         if not self._connection.streams:
             self._busy_since = self.runtime.clock()
             self.arm(self._busy_since + self._config.ping_interval)
-        try:
-            stream = self._connection.open(headers, method, end_stream=end_stream)
-        except h2.exceptions.ProtocolError as error:
-            self._slot_changed()
-            raise httpx2.LocalProtocolError(str(error)) from error
+        stream = self._connection.open(headers, method, end_stream=end_stream)
         self._flush()
         return stream
 
@@ -144,6 +135,9 @@ class Lane:
             httpx2.LocalProtocolError: The body is not as long as its content-length.
         """
         sent, length = 0, body.length
+        if body.whole is not None and len(body.whole) == length:
+            await self._send(stream, body.whole, True, timeout)
+            return
         async with aclosing(body.chunks()) as chunks:
             async for chunk in chunks:
                 sent += len(chunk)

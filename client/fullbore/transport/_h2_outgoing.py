@@ -1,26 +1,34 @@
 """The outgoing half of an HTTP/2 connection without I/O: requests, resets, credit (RFC 9113).
 
-Owns the stream table, the queue of bytes to send, and what the server allows us. `h2` encodes
-headers and keeps the send windows. Knows nothing of sockets or retries.
+Owns the stream table, the queue of bytes to send, and what the server allows us: the number of
+streams, and the windows for request bodies. Knows nothing of sockets or retries.
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 
-import h2.config
-import h2.connection
-import h2.exceptions
-import h2.settings
 from h2.errors import ErrorCodes
-from h2.settings import SettingCodes
 
+from . import _h2_settings as settings
 from ._h2_config import HTTP2Config
 from ._h2_encoder import StatelessEncoder
-from ._h2_frames import LAST_STREAM_ID, MAX_FRAME_SIZE, goaway, window_update
+from ._h2_frames import (
+    DATA,
+    END_STREAM,
+    HEADER,
+    LAST_STREAM_ID,
+    MAX_FRAME_SIZE,
+    goaway,
+    header_frames,
+    rst_stream,
+    window_update,
+)
 from ._h2_pings import Pings
 from ._h2_stream import H2Stream, Headers, Link
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+DEFAULT_WINDOW = 65_535
 
 
 class Outgoing:
@@ -50,16 +58,10 @@ class Outgoing:
         self.draining = False  # GOAWAY received, or stream ids used up: no new streams
         self.dead = False
         self.pings = Pings(self.output.extend, link.runtime.clock)
-        self._last_id = 0
-        self._h2 = h2.connection.H2Connection(
-            h2.config.H2Configuration(
-                client_side=True,
-                header_encoding=None,
-                # Requests arrive here normalised and checked; see _h2_request.
-                validate_outbound_headers=False,
-                normalize_outbound_headers=False,
-            )
-        )
+        self._last_id = -1  # ids of a client's streams are odd
+        self._peer = settings.PeerSettings()
+        self._encoder = StatelessEncoder()
+        self._send_window = DEFAULT_WINDOW  # of the connection
 
     # What the pool asks
 
@@ -68,8 +70,7 @@ class Outgoing:
         """Most streams at once: the server's limit or ours, whichever is smaller."""
         if not self.settled:
             return 0
-        server: int = self._h2.remote_settings.max_concurrent_streams
-        return min(server, self._config.max_streams_per_lane)
+        return min(self._peer.max_concurrent_streams, self._config.max_streams_per_lane)
 
     @property
     def load(self) -> int:
@@ -80,25 +81,21 @@ class Outgoing:
 
     def start(self) -> None:
         """Queue the preface, our SETTINGS and the connection's receive window."""
-        self._h2.local_settings = h2.settings.Settings(
-            client=True,
-            initial_values={
-                SettingCodes.ENABLE_PUSH: 0,
-                SettingCodes.INITIAL_WINDOW_SIZE: self._config.stream_window,
-                SettingCodes.MAX_FRAME_SIZE: MAX_FRAME_SIZE,
-                SettingCodes.MAX_HEADER_LIST_SIZE: self._config.max_header_list_size,
-            },
+        self.output += PREFACE
+        self.output += settings.settings_frame(
+            {
+                settings.ENABLE_PUSH: 0,
+                settings.INITIAL_WINDOW_SIZE: self._config.stream_window,
+                settings.MAX_FRAME_SIZE: MAX_FRAME_SIZE,
+                settings.MAX_HEADER_LIST_SIZE: self._config.max_header_list_size,
+            }
         )
-        self._h2.encoder = StatelessEncoder()  # type: ignore[assignment]
-        self._h2.decoder.max_header_list_size = self._config.max_header_list_size
-        self._h2.initiate_connection()
-        self._collect()
-        if (wider := self._config.connection_window - 65_535) > 0:
+        if (wider := self._config.connection_window - DEFAULT_WINDOW) > 0:
             self.output += window_update(0, wider)
 
     def open(self, headers: Headers, method: bytes, *, end_stream: bool) -> H2Stream:
         """Start a request. The caller has made sure that `load` is below `limit`."""
-        stream_id = self._h2.get_next_available_stream_id()
+        stream_id = self._last_id + 2
         stream = H2Stream(
             self._link,
             stream_id,
@@ -106,8 +103,11 @@ class Outgoing:
             self._config.stream_window,
             self.handed_out + len(self.output),
         )
-        self._h2.send_headers(stream_id, headers, end_stream=end_stream)
-        self._collect()
+        stream.send_window = self._peer.initial_window_size
+        block = self._encoder.encode(headers)
+        self.output += header_frames(
+            stream_id, block, self._peer.max_frame_size, end_stream=end_stream
+        )
         stream.sent = end_stream
         self.streams[stream_id] = stream
         self._last_id = stream_id
@@ -117,13 +117,15 @@ class Outgoing:
 
     def send_room(self, stream: H2Stream) -> int:
         """Bytes of body the server lets us send now, in one frame."""
-        window: int = self._h2.local_flow_control_window(stream.id)
-        return min(window, self._h2.max_outbound_frame_size)
+        return min(stream.send_window, self._send_window, self._peer.max_frame_size)
 
     def send_data(self, stream: H2Stream, data: bytes | memoryview, *, end_stream: bool) -> None:
         """Queue one DATA frame of at most `send_room` bytes."""
-        self._h2.send_data(stream.id, data, end_stream=end_stream)
-        self._collect()
+        size = len(data)
+        stream.send_window -= size
+        self._send_window -= size
+        self.output += HEADER.pack(size << 8 | DATA, END_STREAM if end_stream else 0, stream.id)
+        self.output += data
         stream.sent = end_stream
 
     def credit(self, stream: H2Stream, size: int) -> None:
@@ -138,8 +140,7 @@ class Outgoing:
         """Abort an open stream; False if it is over already."""
         if self.dead or self.streams.pop(stream.id, None) is None:
             return False
-        self._reset_in_h2(stream.id, code)
-        self._collect()
+        self.output += rst_stream(stream.id, code)
         self.pings.count_reset()
         return True
 
@@ -152,8 +153,7 @@ class Outgoing:
         """Reset what is open and queue a GOAWAY."""
         if not self.dead:
             for stream_id in self.streams:
-                self._reset_in_h2(stream_id, ErrorCodes.CANCEL)
-            self._collect()
+                self.output += rst_stream(stream_id, ErrorCodes.CANCEL)
             self._say_goaway(ErrorCodes.NO_ERROR)
 
     def take_output(self) -> bytes:
@@ -173,21 +173,9 @@ class Outgoing:
             stream.fail(make_error(), unprocessed=unsent, lost=True)
 
     def _forget(self, stream: H2Stream) -> None:
-        # h2 has not seen the stream's DATA and so not its end. A reset that is thrown away makes
-        # it drop the stream. Only a request that we are still sending needs a real one.
-        self._reset_in_h2(stream.id, ErrorCodes.CANCEL)
-        if stream.sent:
-            self._h2.clear_outbound_data_buffer()
-        else:
-            self._collect()
-
-    def _reset_in_h2(self, stream_id: int, code: ErrorCodes) -> None:
-        # h2 has closed the stream itself if headers, a trailer or a bad window update ended it.
-        with contextlib.suppress(h2.exceptions.StreamClosedError):
-            self._h2.reset_stream(stream_id, code)
-
-    def _collect(self) -> None:
-        self.output += self._h2.data_to_send()
+        """The server has ended the stream; if we are still sending, it is told that we stop."""
+        if not stream.sent:
+            self.output += rst_stream(stream.id, ErrorCodes.CANCEL)
 
     def _say_goaway(self, code: ErrorCodes) -> None:
         self.dead = self.draining = True

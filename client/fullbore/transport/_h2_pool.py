@@ -15,8 +15,8 @@ import httpx2
 from ._h2_config import HTTP2Config
 from ._h2_dial import NotHTTP2
 from ._h2_lane import Dial, Lane
-from ._h2_runtime import Runtime, Signal
 from ._h2_stream import NEVER
+from ._runtime import Runtime, Signal
 
 _CLOSED = "The transport was closed."
 

@@ -100,6 +100,7 @@ class RequestBody:
         length: What the request's content-length says, or None.
         empty: Whether there is none, so that the headers end the request.
         replayable: Whether `chunks` may be called once more.
+        whole: All of it, if it is in memory anyway; `chunks` gives the same.
     """
 
     def __init__(self, request: httpx2.Request) -> None:
@@ -114,7 +115,10 @@ class RequestBody:
         self.replayable = True
         assert isinstance(request.stream, httpx2.AsyncByteStream)
         self._source: AsyncIterator[bytes] = request.stream.__aiter__()
-        self._in_memory = isinstance(request.stream, httpx2.ByteStream)
+        self.whole: bytes | None = None
+        if isinstance(request.stream, httpx2.ByteStream):
+            self.whole = b"".join(request.stream)
+        self._in_memory = self.whole is not None
         self._kept: list[bytes] = []
         self._kept_size = 0
 

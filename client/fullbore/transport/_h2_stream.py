@@ -11,7 +11,7 @@ from typing import Protocol
 
 import httpx2
 
-from ._h2_runtime import Runtime, Signal
+from ._runtime import Runtime, Signal
 from .body import MARK_RANGE, FillingBody
 
 Headers = list[tuple[bytes, bytes]]
@@ -57,6 +57,7 @@ class H2Stream:
         "method",
         "offset",
         "received",
+        "send_window",
         "sent",
         "signal",
         "timeout_error",
@@ -74,6 +75,7 @@ class H2Stream:
         self.offset = offset  # where the request's first byte lies in the connection's output
         self.sent = False  # the whole request has been queued
         self.window = window  # bytes the server may still send
+        self.send_window = 0  # bytes it still takes
         self.wanted = 1  # bytes that wake the reader ...
         self.mark = b""  # ... as does this, at their end
         self.uncredited = 0  # bytes read by the consumer and not yet granted again

@@ -25,7 +25,7 @@ from ._h1_connection import H1Body, H1Connection, request_head
 from ._h1_wire import Address, open_wire
 from ._h2_dial import _explain
 from ._h2_request import IDEMPOTENT, RequestBody
-from ._h2_runtime import Runtime, enter_loop
+from ._runtime import Runtime, enter_loop
 
 __all__ = ["HTTP1Transport"]
 

@@ -32,8 +32,8 @@ from ._h2_config import HTTP2Config
 from ._h2_dial import NotHTTP2, Origin, dial
 from ._h2_pool import OriginPool
 from ._h2_request import IDEMPOTENT, RequestBody, header_list
-from ._h2_runtime import Runtime, enter_loop
 from ._h2_stream import H2Stream, ResponseBody
+from ._runtime import Runtime, enter_loop
 
 __all__ = ["HTTP2Config", "HTTP2Transport"]
 
