@@ -41,7 +41,8 @@ CLIENT = {
     "_stats": {"_types", "_clock"},
     "_map": {"_attempt", "_background", "_stats"},
     "_stream": {"_attempt"},
-    "_governed": {"_governor"},
+    "_deadlines": {"_types", "_clock"},
+    "_governed": {"_governor", "_deadlines"},
     "progress": {"_stats"},  # it watches: it cannot even name what does the work
     "_opening": {"_governor"},
     "_http_client": {"_governed", "_opening"},

@@ -2,7 +2,8 @@
 
 Requests that generate (POSTs to chat completions, completions, responses, embeddings) are
 admitted, retried until their status line is good, and counted from what passes by. Everything
-else goes straight through. The bytes handed on are never changed.
+else goes straight through. The bytes handed on are never changed. The client's limits on time hold
+here too: what passes one raises `httpx2.ReadTimeout`, which other people's clients know.
 """
 
 from __future__ import annotations
@@ -11,12 +12,15 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable
 
+import anyio
 import httpx2
 import msgspec
 
+from ._clock import Clock
+from ._deadlines import Deadlines
 from ._governor import Governor, billed, make_outcome, outcome_kind
 from ._types import Usage
-from .errors import ConnectionFailedError, ConnectionLostError, RequestError
+from .errors import ConnectionFailedError, ConnectionLostError, DeadlineError, RequestError
 from .limits import OutcomeKind, Permit
 from .transport._runtime import Runtime, current_runtime
 from .transport.headers import retry_after
@@ -34,6 +38,7 @@ NO_KEY = "no-key"
 
 class _Asked(msgspec.Struct):
     model: str = ""
+    stream: bool | None = None
 
 
 class _Seen(msgspec.Struct):
@@ -71,20 +76,26 @@ class GovernedTransport(httpx2.AsyncBaseTransport):
             return await send(request)
         content = await request.aread()
         request.headers["accept-encoding"] = "identity"
-        meter = _Meter(governor, model=_model_of(content), size=len(content), label=self._label)
+        asked = _read_asked(content)
+        meter = _Meter(governor, model=asked.model, size=len(content), label=self._label)
+        deadlines = meter.deadlines
         attempt, first_sent_at = 0, None
         while True:
             await meter.admit(self)
             attempt += 1
             if first_sent_at is None:
                 first_sent_at = governor.clock()
+            deadlines.sent(streamed=bool(asked.stream))
             try:
-                response = await send(request)
+                with anyio.move_on_after(deadlines.remaining()) as scope:
+                    response = await send(request)
+                if scope.cancelled_caught:
+                    raise _Overdue(deadlines.error())
                 error: RequestError | None = None
                 if response.status_code >= 400:
                     error, response = await _read_refusal(response, governor)
             except httpx2.TransportError as exc:
-                error = _as_error(exc)
+                error = exc.error if isinstance(exc, _Overdue) else _as_error(exc)
                 meter.fail(error)
                 delay = _delay(governor, error, attempt, first_sent_at)
                 if delay is None:
@@ -100,6 +111,15 @@ class GovernedTransport(httpx2.AsyncBaseTransport):
                 if delay is None:
                     return response
             await governor.sleep(delay)
+
+
+class _Overdue(httpx2.ReadTimeout):
+    """One of the client's own limits on time has passed."""
+
+    def __init__(self, error: DeadlineError) -> None:
+        super().__init__(str(error))
+        self.error = error
+        self.__cause__ = error
 
 
 def _delay(
@@ -121,6 +141,7 @@ class _Meter:
     """Counts one request: its permit, its time, its tokens."""
 
     def __init__(self, governor: Governor, *, model: str, size: int, label: str | None) -> None:
+        self.deadlines = Deadlines(governor.timeouts, governor.clock)
         self._governor = governor
         self._label = label
         self._model = model
@@ -135,6 +156,11 @@ class _Meter:
         self._events = 0
         self._done = False  # the end mark has passed; readers rarely read on to the very end
         self._seen = _Seen()
+
+    @property
+    def clock(self) -> Clock:
+        """The governor's."""
+        return self._governor.clock
 
     async def admit(self, flow: object) -> None:
         """Wait for admission."""
@@ -160,6 +186,8 @@ class _Meter:
             events = self._parser.feed(piece)
         except EventTooLargeError:
             return
+        if events:
+            self.deadlines.event()
         for event in events:
             self._events += 1
             if event.data == b"[DONE]" or event.event == "response.completed":
@@ -260,14 +288,27 @@ class _MeteredStream(httpx2.AsyncByteStream):
         self._closed = False
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
+        pieces, meter = aiter(self._stream), self._meter
+        clock, deadlines = meter.clock, meter.deadlines
         try:
-            async for piece in self._stream:
-                self._meter.take(piece)
+            while True:
+                with anyio.move_on_after(deadlines.remaining()) as scope:
+                    piece = await anext(pieces, None)
+                if scope.cancelled_caught:  # which has closed `pieces`, and reset the stream
+                    raise _Overdue(deadlines.error())
+                if piece is None:
+                    break
+                meter.take(piece)
+                handed_on = clock()
                 yield piece
-        except httpx2.TransportError as exc:
-            self._meter.fail(ConnectionLostError(str(exc), answered=True))
+                deadlines.away(clock() - handed_on)
+        except _Overdue as exc:
+            meter.fail(exc.error)
             raise
-        self._meter.finish()
+        except httpx2.TransportError as exc:
+            meter.fail(ConnectionLostError(str(exc), answered=True))
+            raise
+        meter.finish()
 
     async def aclose(self) -> None:
         """Close the answer; unless it was read to its end, that cuts it off."""
@@ -322,8 +363,8 @@ def _as_error(exc: httpx2.TransportError) -> RequestError:
     return ConnectionLostError(str(exc))
 
 
-def _model_of(content: bytes) -> str:
+def _read_asked(content: bytes) -> _Asked:
     try:
-        return _decode_asked(content).model
+        return _decode_asked(content)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return ""
+        return _Asked()  # the endpoint will say what is wrong with it
