@@ -16,8 +16,7 @@ from .config import DEFAULT_MODEL, EngineConfig, SchedulerConfig
 from .errors import ConfigError
 from .kernels import select_ops
 from .memory import num_kv_blocks
-from .models import model_class
-from .models.llama import Llama
+from .models import Decoder, build_model
 from .runner import Runner
 from .tokenizer import Tokenizer, load_tokenizer
 from .weights import Checkpoint, open_checkpoint, resolve_model
@@ -74,7 +73,7 @@ def load_model(config: EngineConfig, progress: Callable[[str], None]) -> LoadedM
             runner=runner,
             scheduler_config=scheduler_config,
             eos_token_ids=tuple({*checkpoint.eos_token_ids, *text.eos_token_ids}),
-            vocab_size=model.config.vocab_size,
+            vocab_size=model.vocab_size,
             overlap=device.type == "cuda" if config.overlap is None else config.overlap,
         )
 
@@ -104,21 +103,20 @@ def _name_of(dtype: torch.dtype) -> str:
     return next(name for name, each in _DTYPES.items() if each == dtype)
 
 
-def _model(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> Llama:
-    cls = model_class(str(checkpoint.config.get("model_type")))
+def _model(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> Decoder:
     with torch.device(device):
         default = torch.get_default_dtype()
         torch.set_default_dtype(dtype)
         try:
-            model = cls.from_config(checkpoint.config, select_ops(device, dtype))
+            model = build_model(checkpoint.config, select_ops(device, dtype))
         finally:
             torch.set_default_dtype(default)
     model.load(checkpoint.tensors(dtype=dtype))
     return model.eval()
 
 
-def _context(config: EngineConfig, model: Llama) -> int:
-    limit = model.config.max_positions
+def _context(config: EngineConfig, model: Decoder) -> int:
+    limit = model.max_positions
     if config.max_model_len is None:
         return limit
     if config.max_model_len > limit:
@@ -130,13 +128,14 @@ def _context(config: EngineConfig, model: Llama) -> int:
 
 def _scheduler_config(
     config: EngineConfig,
-    model: Llama,
+    model: Decoder,
     context: int,
     dtype: torch.dtype,
     device: torch.device,
 ) -> SchedulerConfig:
-    layers, kv_heads, head_dim = model.kv_shape()
-    block_bytes = 2 * layers * kv_heads * head_dim * dtype.itemsize * config.block_size
+    kv = model.kv
+    token_bytes = kv.layers * kv.kv_heads * (kv.k_dim + kv.v_dim) * dtype.itemsize
+    block_bytes = token_bytes * config.block_size
     blocks = num_kv_blocks(
         requested_bytes=config.kv_cache_bytes,
         block_bytes=block_bytes,

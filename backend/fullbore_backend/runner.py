@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from .kernels import AttentionBatch
-from .models.llama import Llama
+from .kernels import AttentionBatch, KvPages
+from .models import Decoder
 from .sampling import Sampled, SamplingState, sample
 from .scheduler.batch import Batch, Chunk
 from .scheduler.sequence import Sequence
@@ -52,7 +52,7 @@ class Runner:
 
     def __init__(
         self,
-        model: Llama,
+        model: Decoder,
         *,
         num_blocks: int,
         block_size: int,
@@ -62,10 +62,14 @@ class Runner:
         self.model = model
         self.block_size = block_size
         self.device = device
-        layers, kv_heads, head_dim = model.kv_shape()
-        shape = (num_blocks, block_size, kv_heads, head_dim)
-        self.kv_cache = [
-            (_zeros(shape, dtype, device), _zeros(shape, dtype, device)) for _ in range(layers)
+        kv = model.kv
+        shape = (num_blocks, block_size, kv.kv_heads)
+        self.pages = [
+            KvPages(
+                k=_zeros((*shape, kv.k_dim), dtype, device),
+                v=_zeros((*shape, kv.v_dim), dtype, device),
+            )
+            for _ in range(kv.layers)
         ]
 
     @torch.inference_mode()
@@ -112,13 +116,12 @@ class Runner:
             block_tables=[chunk.sequence.block_ids for chunk in chunks],
             block_size=self.block_size,
             device=self.device,
-            windows=self.model.windows,
         )
         logits: torch.Tensor = self.model(
             self._tensor(tokens),
             self._tensor(positions),
             self._tensor(rows),
-            self.kv_cache,
+            self.pages,
             attention,
         )
         return logits
@@ -133,7 +136,7 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     numpy asks the system for zeroed pages, which are mapped on first use; ``torch.zeros`` writes
     them. Zeros they must be: attention multiplies what it masks by nothing, and NaN would stay NaN.
     """
-    if device.type != "cpu":
+    if device.type != "cpu" or not math.prod(shape):
         return torch.zeros(shape, dtype=dtype, device=device)
     pages = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
     return torch.from_numpy(pages).view(dtype).view(shape)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fullbore_backend.kernels import select_ops
-from fullbore_backend.models.llama import Llama
+from fullbore_backend.models import build_model
 from fullbore_backend.runner import Runner
 
 STATM = Path("/proc/self/statm")
@@ -18,6 +18,7 @@ STATM = Path("/proc/self/statm")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_an_unused_pool_takes_no_memory_and_reads_as_zeros(dtype: torch.dtype) -> None:
     config = {
+        "model_type": "llama",
         "vocab_size": 8,
         "hidden_size": 64,
         "intermediate_size": 8,
@@ -26,14 +27,14 @@ def test_an_unused_pool_takes_no_memory_and_reads_as_zeros(dtype: torch.dtype) -
         "num_key_value_heads": 1,
         "tie_word_embeddings": True,
     }
-    model = Llama.from_config(config, select_ops(torch.device("cpu")))
+    model = build_model(config, select_ops(torch.device("cpu")))
     before = resident()
     runner = Runner(model, num_blocks=2**17, block_size=16, dtype=dtype, device=torch.device("cpu"))
-    pool = sum(pages.nbytes for layer in runner.kv_cache for pages in layer)
+    pool = sum(pages.nbytes for pages in runner.pages)
     assert pool >= 2**30
     assert resident() - before < pool // 8
-    assert {pages.dtype for layer in runner.kv_cache for pages in layer} == {dtype}
-    assert not runner.kv_cache[1][0][::4096].any()
+    assert {pages.k.dtype for pages in runner.pages} == {dtype}
+    assert not runner.pages[1].k[::4096].any()
 
 
 def resident() -> int:

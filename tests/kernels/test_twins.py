@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from fullbore_backend.kernels.attention_batch import AttentionBatch
+from fullbore_backend.kernels.kv_pages import KvPages
 from fullbore_backend.kernels.linear import has_onednn, linear_onednn, pack_linear_onednn
-from fullbore_backend.kernels.paged_attention import AttentionBatch, paged_attention_torch
+from fullbore_backend.kernels.paged_attention import paged_attention_torch
 from fullbore_backend.kernels.rms_norm import add_rms_norm_torch, rms_norm_torch
 from fullbore_backend.kernels.rope import rope_torch
 from fullbore_backend.kernels.silu_mul import silu_mul_torch
@@ -108,27 +110,23 @@ def test_paged_attention(heads: tuple[int, int], block_size: int, window: int | 
     pages = [-(-context // block_size) for context in context_lens]
     order = torch.randperm(sum(pages), generator=torch.Generator().manual_seed(3)).tolist()
     tables = [[order.pop() for _ in range(count)] for count in pages]
-    k_cache = torch.full((sum(pages), block_size, kv_heads, head_dim), torch.nan)
-    k_cache[:] = 1e4  # whatever is never stored must never be seen
-    v_cache = k_cache.clone()
+    unseen = torch.full((sum(pages), block_size, kv_heads, head_dim), 1e4)
+    cache = KvPages(k=unseen, v=unseen.clone())
     keys, values, queries = [], [], []
     for i, (new, context) in enumerate(zip(query_lens, context_lens, strict=True)):
         keys.append(randn(context, kv_heads, head_dim, seed=10 + i))
         values.append(randn(context, kv_heads, head_dim, seed=20 + i))
         queries.append(randn(new, num_heads, head_dim, seed=30 + i))
         slots = [tables[i][p // block_size] * block_size + p % block_size for p in range(context)]
-        store_kv_torch(keys[i], values[i], k_cache, v_cache, torch.tensor(slots))
+        store_kv_torch(keys[i], values[i], cache, torch.tensor(slots))
     batch = AttentionBatch.build(
         query_lens=query_lens,
         context_lens=context_lens,
         block_tables=tables,
         block_size=block_size,
         device=torch.device("cpu"),
-        windows=(window,),
     )
-    got = paged_attention_torch(
-        torch.cat(queries), k_cache, v_cache, batch, scale=0.3, window=window
-    )
+    got = paged_attention_torch(torch.cat(queries), cache, batch, scale=0.3, window=window)
     want = torch.cat(
         [
             attend_naively(query, key, value, context - new, window, 0.3)
@@ -161,5 +159,5 @@ def test_one_long_context_does_not_pad_the_short_ones() -> None:
         block_size=16,
         device=torch.device("cpu"),
     )
-    assert [group.num_seqs for group in batch.groups] == [30, 1]
-    assert batch.groups[0].blocks.numel() == 30
+    assert [group.num_seqs for group in batch.groups(16)] == [30, 1]
+    assert batch.groups(16)[0].blocks.numel() == 30

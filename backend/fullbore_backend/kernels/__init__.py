@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 import torch
 
+from .attention_batch import AttentionBatch
+from .kv_pages import KvPages
 from .linear import (
     has_onednn,
     linear_onednn,
@@ -20,15 +22,17 @@ from .linear import (
     pack_linear_onednn,
     pack_linear_torch,
 )
-from .paged_attention import AttentionBatch, paged_attention_torch
+from .mla_attention import mla_attention_torch
+from .moe import fused_experts_torch, route_torch
+from .paged_attention import paged_attention_torch
 from .rms_norm import add_rms_norm_torch, rms_norm_torch
 from .rope import rope_torch
-from .silu_mul import silu_mul_torch
+from .silu_mul import clamped_swiglu_torch, gelu_mul_torch, silu_mul_torch
 from .store_kv import store_kv_torch
 
 logger = logging.getLogger(__name__)
 
-__all__ = ["AttentionBatch", "Ops", "select_ops"]
+__all__ = ["AttentionBatch", "KvPages", "Ops", "select_ops"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +46,12 @@ class Ops:
     rope: Callable[..., torch.Tensor] = rope_torch
     store_kv: Callable[..., None] = store_kv_torch
     paged_attention: Callable[..., torch.Tensor] = paged_attention_torch
+    mla_attention: Callable[..., torch.Tensor] = mla_attention_torch
     silu_mul: Callable[..., torch.Tensor] = silu_mul_torch
+    gelu_mul: Callable[..., torch.Tensor] = gelu_mul_torch
+    clamped_swiglu: Callable[..., torch.Tensor] = clamped_swiglu_torch
+    route: Callable[..., tuple[torch.Tensor, torch.Tensor]] = route_torch
+    fused_experts: Callable[..., torch.Tensor] = fused_experts_torch
 
 
 def select_ops(device: torch.device, dtype: torch.dtype = torch.float32) -> Ops:

@@ -10,8 +10,9 @@ This is the only module that imports Triton. It knows no kernel.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -41,6 +42,7 @@ __all__ = [
     "CompileCase",
     "Launch",
     "capability",
+    "constant",
     "jit",
     "tl",
     "triton",
@@ -63,9 +65,24 @@ class _NeedsTriton:
         )
 
 
-def jit(function: Callable[..., Any]) -> Any:
-    """``triton.jit``, or a stand-in that raises :class:`ConfigError` when it is launched."""
-    return triton.jit(function) if HAS_TRITON else _NeedsTriton(function)
+def jit(
+    function: Callable[..., Any] | None = None, *, do_not_specialize: Sequence[str] = ()
+) -> Any:
+    """``triton.jit``, or a stand-in that raises :class:`ConfigError` when it is launched.
+
+    :param do_not_specialize: integer arguments that differ from launch to launch. Of any other the
+        JIT compiles one kernel for 1, one for multiples of 16 and one for the rest.
+    """
+    if function is None:
+        return partial(jit, do_not_specialize=do_not_specialize)
+    if not HAS_TRITON:
+        return _NeedsTriton(function)
+    return triton.jit(function, do_not_specialize=do_not_specialize)
+
+
+def constant(value: float) -> Any:
+    """A number that kernels may read from their module, as they may read no other global."""
+    return tl.constexpr(value) if HAS_TRITON else value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,23 +2,44 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import nn
 
 from ..kernels import Ops
 from .linear import Linear
+from .places import Places, linear_places
 
 
 class GatedMlp(nn.Module):
-    """``down(silu(gate(x)) · up(x))`` with gate and up as one product."""
+    """``down(act(gate(x)) · up(x))`` with gate and up as one product.
 
-    def __init__(self, ops: Ops, hidden: int, intermediate: int, *, bias: bool = False) -> None:
+    :param activation: ``silu``, or ``gelu`` in its tanh approximation.
+    """
+
+    def __init__(
+        self,
+        ops: Ops,
+        hidden: int,
+        intermediate: int,
+        *,
+        bias: bool = False,
+        activation: Literal["silu", "gelu"] = "silu",
+    ) -> None:
         super().__init__()
-        self.ops = ops
+        self.gate = ops.silu_mul if activation == "silu" else ops.gelu_mul
         self.gate_up = Linear(ops, hidden, (intermediate, intermediate), bias=bias)
         self.down = Linear(ops, intermediate, hidden, bias=bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """:param x: (tokens, hidden). Returns the same shape."""
-        out: torch.Tensor = self.down(self.ops.silu_mul(self.gate_up(x)))
+        out: torch.Tensor = self.down(self.gate(self.gate_up(x)))
         return out
+
+    def places(self) -> Places:
+        """Its weights, by their names in a checkpoint below ``mlp``."""
+        return {
+            **linear_places(self.gate_up, "gate_proj", "up_proj"),
+            **linear_places(self.down, "down_proj"),
+        }

@@ -81,13 +81,20 @@ def _yarn(
     return blended, _yarn_magnitude(factor, scaling)
 
 
-def _yarn_magnitude(factor: float, scaling: Mapping[str, Any]) -> float:
-    def mscale(weight: float) -> float:
-        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+def yarn_scale(scaling: Mapping[str, Any] | None) -> float:
+    """What DeepSeek multiplies its softmax scale by: the square of yarn's ``mscale_all_dim``."""
+    weight = scaling.get("mscale_all_dim") if scaling else None
+    return _mscale(float(scaling["factor"]), float(weight)) ** 2 if scaling and weight else 1.0
 
+
+def _mscale(factor: float, weight: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+
+def _yarn_magnitude(factor: float, scaling: Mapping[str, Any]) -> float:
     if scaling.get("attention_factor") is not None:
         return float(scaling["attention_factor"])
     weight, weight_all = scaling.get("mscale"), scaling.get("mscale_all_dim")
     if weight and weight_all:
-        return mscale(float(weight)) / mscale(float(weight_all))
-    return mscale(1.0)
+        return _mscale(factor, float(weight)) / _mscale(factor, float(weight_all))
+    return _mscale(factor, 1.0)

@@ -1,7 +1,7 @@
 """A Hugging Face folder as a :class:`~.checkpoint.Checkpoint`: ``config.json`` and safetensors.
 
-Owns finding the files and naming the one that is missing or broken. It reads weights as they are
-stored: a checkpoint quantised in safetensors is refused.
+Owns finding the files and naming the one that is missing or broken. Weights are
+read as they are stored, MXFP4 apart; a checkpoint quantised in another way is refused.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ModelError
 from .config_json import normalise
+from .mxfp4 import widen_mxfp4
 
 if TYPE_CHECKING:
     import torch
@@ -31,10 +32,10 @@ class SafetensorsCheckpoint:
         """
         self.path = path
         raw = read_json(path / "config.json")
-        if quantization := raw.get("quantization_config"):
-            method = quantization.get("quant_method", "an unnamed method")
+        self._method = (raw.get("quantization_config") or {}).get("quant_method")
+        if self._method not in (None, "mxfp4"):
             raise ModelError(
-                f"{path} is quantised with {method}, which is not supported in safetensors. "
+                f"{path} is quantised with {self._method}, which is not supported in safetensors. "
                 "Use an unquantised copy or a GGUF file."
             )
         self.config: Mapping[str, Any] = normalise(raw, source=str(path / "config.json"))
@@ -43,6 +44,12 @@ class SafetensorsCheckpoint:
 
     def tensors(self, *, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
         """See :meth:`.checkpoint.Checkpoint.tensors`."""
+        if self._method == "mxfp4":
+            return widen_mxfp4(self._stored(), dtype=dtype)
+        return ((name, tensor.to(dtype)) for name, tensor in self._stored())
+
+    def _stored(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Every tensor as it is in the files."""
         from safetensors import SafetensorError, safe_open
 
         for file, expected in self._shards.items():
@@ -52,7 +59,7 @@ class SafetensorsCheckpoint:
                     if missing := sorted(expected - names):
                         raise ModelError(f"{file} lacks {missing[0]!r}, which its index lists.")
                     for name in sorted(expected or names):
-                        yield name, shard.get_tensor(name).to(dtype)
+                        yield name, shard.get_tensor(name)
             except (SafetensorError, OSError) as error:
                 raise ModelError(f"Cannot read {file}: {error}. Download it again.") from error
 

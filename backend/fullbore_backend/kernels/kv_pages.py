@@ -1,0 +1,76 @@
+"""One layer's pages of the KV cache, and how they hold numbers narrower than 16 bits.
+
+The pages are those of vLLM's PagedAttention (Kwon et al., 2023): a sequence's token p lies in page
+``block_table[p // block_size]`` at offset ``p % block_size``. Who owns which page is not known
+here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ..errors import ConfigError
+
+LARGEST = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
+"""The quantised page dtypes, and the largest magnitude of each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvPages:
+    """Keys and values of one layer, page by page; written to in place.
+
+    :param k: (blocks, block_size, kv_heads, k_dim), fp32, fp16, bf16, float8_e4m3fn or int8.
+    :param v: (blocks, block_size, kv_heads, v_dim) of the same dtype; ``v_dim`` may differ from
+        ``k_dim``. Latent attention keeps everything in ``k`` and has a ``v_dim`` of 0.
+    :param k_scale: and :param v_scale: (blocks, block_size, kv_heads) fp32, given if and only if
+        the pages are fp8 or int8: a value is what is stored times the scale of its token and head.
+    :raises ConfigError: when dtypes and scales do not go together.
+    """
+
+    k: torch.Tensor
+    v: torch.Tensor
+    k_scale: torch.Tensor | None = None
+    v_scale: torch.Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if self.k.dtype != self.v.dtype:
+            raise ConfigError(f"keys are {self.k.dtype} and values {self.v.dtype}: use one dtype.")
+        scaled = self.k.dtype in LARGEST
+        if scaled != (self.k_scale is not None) or scaled != (self.v_scale is not None):
+            raise ConfigError(
+                f"{self.k.dtype} pages {'need' if scaled else 'take no'} k_scale and v_scale."
+            )
+
+    @property
+    def block_size(self) -> int:
+        """Tokens in a page."""
+        return self.k.shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the pages and of their scales."""
+        tensors = (self.k, self.v, self.k_scale, self.v_scale)
+        return sum(tensor.nbytes for tensor in tensors if tensor is not None)
+
+
+def quantize_kv(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """Round keys or values to ``dtype``, with one scale a token and head.
+
+    The scale is the largest magnitude over that of ``dtype``, so nothing overflows and each head
+    uses the whole range.
+
+    :param x: (tokens, kv_heads, dim). :param dtype: one of :data:`LARGEST`.
+    :returns: what to store, like ``x`` in ``dtype``, and scales (tokens, kv_heads) in fp32.
+    """
+    largest = LARGEST[dtype]
+    wide = x.float()
+    if not x.shape[-1]:
+        return x.to(dtype), wide.new_zeros(x.shape[:-1])
+    scale = wide.abs().amax(-1) / largest
+    # A head of zeros has scale 0; what is stored for it is 0 too.
+    scaled = wide / scale.clamp_min(torch.finfo(torch.float32).tiny)[..., None]
+    if dtype == torch.int8:
+        scaled = scaled.round()
+    return scaled.clamp(-largest, largest).to(dtype), scale
