@@ -16,7 +16,7 @@ from .config import DEFAULT_MODEL, EngineConfig, SchedulerConfig
 from .errors import ConfigError
 from .kernels import select_ops
 from .memory import num_kv_blocks
-from .models import Decoder, build_model
+from .models import MODELS, AnyCausalModel, Model, build_model
 from .runner import Runner
 from .tokenizer import Tokenizer, load_tokenizer
 from .weights import Checkpoint, open_checkpoint, resolve_model
@@ -103,7 +103,11 @@ def _name_of(dtype: torch.dtype) -> str:
     return next(name for name, each in _DTYPES.items() if each == dtype)
 
 
-def _model(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> Decoder:
+def _model(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> Model:
+    if checkpoint.config["model_type"] not in MODELS and checkpoint.path.is_dir():
+        return AnyCausalModel(
+            checkpoint.path, select_ops(device, dtype), dtype=dtype, device=device
+        )
     with torch.device(device):
         default = torch.get_default_dtype()
         torch.set_default_dtype(dtype)
@@ -115,7 +119,7 @@ def _model(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> 
     return model.eval()
 
 
-def _context(config: EngineConfig, model: Decoder) -> int:
+def _context(config: EngineConfig, model: Model) -> int:
     limit = model.max_positions
     if config.max_model_len is None:
         return limit
@@ -128,7 +132,7 @@ def _context(config: EngineConfig, model: Decoder) -> int:
 
 def _scheduler_config(
     config: EngineConfig,
-    model: Decoder,
+    model: Model,
     context: int,
     dtype: torch.dtype,
     device: torch.device,

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from .kernels import AttentionBatch, KvPages
-from .models import Decoder
+from .models import Model
 from .sampling import Sampled, SamplingState, sample
 from .scheduler.batch import Batch, Chunk
 from .scheduler.sequence import Sequence
@@ -52,7 +52,7 @@ class Runner:
 
     def __init__(
         self,
-        model: Decoder,
+        model: Model,
         *,
         num_blocks: int,
         block_size: int,

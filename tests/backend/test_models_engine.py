@@ -33,6 +33,7 @@ BASE: dict[str, Any] = {
 }
 MOE = {"moe_intermediate_size": 24, "num_experts_per_tok": 2, "n_shared_experts": 1}
 ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "olmo2": {"head_dim": 8},  # has no module of ours
     "llama": {},
     "mistral": {"sliding_window": 20},
     "qwen2": {},

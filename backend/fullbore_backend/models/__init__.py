@@ -1,4 +1,7 @@
-"""The models this engine runs, by Hugging Face ``model_type``: one short module each."""
+"""The models this engine runs, by Hugging Face ``model_type``: one short module each.
+
+What has none here is run by transformers' code on our paged cache: see :mod:`.any_causal`.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from typing import Any
 
 from ..errors import ModelError
 from ..kernels import Ops
+from .any_causal import AnyCausalModel
 from .decoder import Decoder, KvLayout
 from .deepseek_v3 import deepseek_v3
 from .gemma3 import gemma3
@@ -15,7 +19,9 @@ from .gpt_oss import gpt_oss
 from .llama import llama
 from .qwen import qwen2, qwen3
 
-__all__ = ["MODELS", "Decoder", "KvLayout", "build_model"]
+__all__ = ["MODELS", "AnyCausalModel", "Decoder", "KvLayout", "Model", "build_model"]
+
+Model = Decoder | AnyCausalModel
 
 MODELS: Mapping[str, Callable[[Mapping[str, Any], Ops], Decoder]] = {
     "deepseek_v3": deepseek_v3,
