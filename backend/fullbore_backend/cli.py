@@ -214,6 +214,12 @@ def _add_memory(parser: argparse.ArgumentParser) -> None:
         default=False,
         help="compute every prompt in full",
     )
+    group.add_argument(
+        "--no-cuda-graphs",
+        action="store_true",
+        default=False,
+        help="on a GPU: launch each kernel of a step by itself, and start sooner",
+    )
 
 
 def configs_from(options: argparse.Namespace) -> tuple[EngineConfig, ServerConfig]:
@@ -231,6 +237,7 @@ def configs_from(options: argparse.Namespace) -> tuple[EngineConfig, ServerConfi
         max_num_batched_tokens=options.max_num_batched_tokens,
         max_waiting=options.max_waiting,
         prefix_caching=not options.no_prefix_caching,
+        graphs=not options.no_cuda_graphs,
         cache_dir=given.get("cache_dir"),
         num_threads=given.get("threads"),
     )

@@ -52,6 +52,7 @@ class EngineConfig:
     :param max_model_len: tokens; ``None`` takes the model's own limit.
     :param overlap: schedule and launch a step while the one before is computed; ``None`` does so on
         a GPU.
+    :param graphs: on a GPU, capture decode steps as CUDA graphs before the first request.
     :param cache_dir: where fetched models are kept; ``None`` is the user's cache folder.
     :param num_threads: CPU threads for torch; ``None`` leaves torch's choice.
     """
@@ -68,6 +69,7 @@ class EngineConfig:
     max_waiting: int = 2048
     prefix_caching: bool = True
     overlap: bool | None = None
+    graphs: bool = True
     cache_dir: Path | None = None
     num_threads: int | None = None
 

@@ -14,12 +14,16 @@ import torch
 
 from .config import DEFAULT_MODEL, EngineConfig, SchedulerConfig
 from .errors import ConfigError
-from .kernels import select_ops
+from .graphs import cuda_capture
+from .kernels import AttentionBatch, KvPages, select_ops
 from .memory import num_kv_blocks
 from .models import MODELS, AnyCausalModel, Model, build_model
 from .runner import Runner
 from .tokenizer import Tokenizer, load_tokenizer
 from .weights import Checkpoint, open_checkpoint, resolve_model
+
+LARGEST_GRAPH = 256
+"""Sequences in the largest decode step that is captured as a CUDA graph."""
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -66,6 +70,10 @@ def load_model(config: EngineConfig, progress: Callable[[str], None]) -> LoadedM
             dtype=dtype,
             device=device,
         )
+        if device.type == "cuda" and config.graphs:
+            progress("capturing decode graphs")
+            largest = min(config.max_num_seqs, LARGEST_GRAPH)
+            runner.capture_graphs(largest=largest, max_context_len=context, capture=cuda_capture())
         text = tokenizer.result()
         return LoadedModel(
             name=config.served_name or model_name(config.model),
@@ -130,6 +138,42 @@ def _context(config: EngineConfig, model: Model) -> int:
     return config.max_model_len
 
 
+@torch.inference_mode()
+def _step_bytes(
+    config: EngineConfig, model: Model, context: int, dtype: torch.dtype, device: torch.device
+) -> int:
+    """What the largest step takes of a GPU besides weights and cache: it is run, and looked at.
+
+    A CPU needs no such care: its memory is not divided up beforehand.
+    """
+    if device.type != "cuda":
+        return 0
+    tokens = min(config.max_num_batched_tokens, context)
+    blocks = -(-tokens // config.block_size)
+    shape, kv = (blocks, config.block_size, model.kv.kv_heads), model.kv
+    pages = KvPages(
+        k=torch.zeros(*shape, kv.k_dim, dtype=dtype, device=device),
+        v=torch.zeros(*shape, kv.v_dim, dtype=dtype, device=device),
+    )
+    batch = AttentionBatch.build(
+        query_lens=[tokens],
+        context_lens=[tokens],
+        block_tables=[list(range(blocks))],
+        block_size=config.block_size,
+        device=device,
+    )
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    ids = torch.zeros(tokens, dtype=torch.int64, device=device)
+    rows = torch.arange(min(tokens, config.max_num_seqs), device=device)
+    model(ids, torch.arange(tokens, device=device), rows, [pages] * kv.layers, batch)
+    torch.cuda.synchronize(device)
+    peak = torch.cuda.max_memory_allocated(device) - before
+    torch.cuda.empty_cache()
+    return peak
+
+
 def _scheduler_config(
     config: EngineConfig,
     model: Model,
@@ -145,6 +189,7 @@ def _scheduler_config(
         block_bytes=block_bytes,
         useful_blocks=config.max_num_seqs * -(-context // config.block_size),
         device=device,
+        step_bytes=_step_bytes(config, model, context, dtype, device),
     )
     return SchedulerConfig(
         num_blocks=blocks,

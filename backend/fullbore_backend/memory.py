@@ -15,8 +15,9 @@ DEFAULT_SHARE = 0.25
 DEFAULT_CAP = 4 * 2**30
 """The most bytes the KV cache takes on a CPU machine when no size is given."""
 
-GPU_SHARE = 0.85
-"""Of the free memory of a GPU, after the weights are on it."""
+GPU_SHARE = 0.92
+"""Of the memory of a GPU that is free beside weights and the largest step; the rest is for graphs
+and fragments."""
 
 
 def available_memory(device: torch.device) -> int:
@@ -39,17 +40,19 @@ def num_kv_blocks(
     block_bytes: int,
     useful_blocks: int,
     device: torch.device,
+    step_bytes: int = 0,
 ) -> int:
     """Blocks of the KV pool.
 
     :param requested_bytes: size asked for, or ``None`` to take a share of the available memory.
     :param useful_blocks: what every request at full length would need: more is never taken unasked.
+    :param step_bytes: what the largest step takes of a GPU while it runs.
     :raises ConfigError: when not even one block fits.
     """
     if requested_bytes is None:
         available = available_memory(device)
         if device.type == "cuda":
-            budget = int(available * GPU_SHARE)
+            budget = int((available - step_bytes) * GPU_SHARE)
         else:
             budget = min(int(available * DEFAULT_SHARE), DEFAULT_CAP)
         blocks = min(budget // block_bytes, useful_blocks)

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from .graphs import Capture, DecodeGraphs
 from .kernels import AttentionBatch, KvPages
 from .models import Model
-from .sampling import Sampled, SamplingState, sample
+from .sampling import Sampled, SamplingState, Started, start_sampling
 from .scheduler.batch import Batch, Chunk
 from .scheduler.sequence import Sequence
 
@@ -31,16 +32,12 @@ class Launched:
 
     batch: Batch
     rows: Mapping[Sequence, int]
-    sampled: list[Sampled]
+    started: Started | None
     decides_the_next: bool = False
-
-    def token_of(self, sequence: Sequence) -> int:
-        """What this step samples for a sequence."""
-        return self.sampled[self.rows[sequence]].token_id
 
     def wait(self) -> list[Sampled]:
         """One token per chunk that samples, in the batch's order."""
-        return self.sampled
+        return [] if self.started is None else self.started.wait()
 
 
 class Runner:
@@ -62,6 +59,7 @@ class Runner:
         self.model = model
         self.block_size = block_size
         self.device = device
+        self.graphs: DecodeGraphs | None = None
         kv = model.kv
         shape = (num_blocks, block_size, kv.kv_heads)
         self.pages = [
@@ -71,6 +69,22 @@ class Runner:
             )
             for _ in range(kv.layers)
         ]
+
+    @torch.inference_mode()
+    def capture_graphs(self, *, largest: int, max_context_len: int, capture: Capture) -> None:
+        """Make graphs of decode steps, so that from now on they are replayed.
+
+        :param largest: the most sequences in a step; larger ones run without a graph.
+        """
+        self.graphs = DecodeGraphs(
+            self.model,
+            self.pages,
+            block_size=self.block_size,
+            max_context_len=max_context_len,
+            largest=largest,
+            device=self.device,
+            capture=capture,
+        )
 
     @torch.inference_mode()
     def launch(
@@ -85,7 +99,7 @@ class Runner:
         logits = self._forward(chunks, before)
         sampling = [chunk for chunk in batch.chunks if chunk.samples]
         if not sampling:
-            return Launched(batch=batch, rows={}, sampled=[])
+            return Launched(batch=batch, rows={}, started=None)
         row = {chunk.sequence: at for at, chunk in enumerate(c for c in chunks if c.samples)}
         order = [row[chunk.sequence] for chunk in sampling]
         if order != list(range(len(order))):
@@ -93,7 +107,7 @@ class Runner:
         return Launched(
             batch=batch,
             rows={chunk.sequence: at for at, chunk in enumerate(sampling)},
-            sampled=sample(logits, states),
+            started=start_sampling(logits, states),
             decides_the_next=any(state.depends_on_tokens for state in states),
         )
 
@@ -102,32 +116,64 @@ class Runner:
         tokens: list[int] = []
         positions: list[int] = []
         rows: list[int] = []
+        unknown = _Unknown(before)
         for chunk in chunks:
             tokens += chunk.sequence.token_ids[chunk.start : chunk.end]
             positions += range(chunk.start, chunk.end)
             if len(tokens) < len(positions):
-                assert before is not None, "only a batch scheduled ahead lacks a token"
-                tokens.append(before.token_of(chunk.sequence))
+                unknown.add(len(tokens), chunk.sequence)
+                tokens.append(0)
             if chunk.samples:
                 rows.append(len(tokens) - 1)
+        tables = [chunk.sequence.block_ids for chunk in chunks]
+        graphs = self.graphs
+        if (
+            graphs is not None
+            and len(tokens) == len(rows) == len(chunks)
+            and len(rows) <= graphs.sizes[-1]
+        ):
+            return graphs.run(tokens, positions, tables, place=unknown.place)
         attention = AttentionBatch.build(
             query_lens=[chunk.num_tokens for chunk in chunks],
             context_lens=[chunk.end for chunk in chunks],
-            block_tables=[chunk.sequence.block_ids for chunk in chunks],
+            block_tables=tables,
             block_size=self.block_size,
             device=self.device,
         )
+        token_ids = self._tensor(tokens)
+        unknown.place(token_ids)
         logits: torch.Tensor = self.model(
-            self._tensor(tokens),
-            self._tensor(positions),
-            self._tensor(rows),
-            self.pages,
-            attention,
+            token_ids, self._tensor(positions), self._tensor(rows), self.pages, attention
         )
         return logits
 
     def _tensor(self, values: list[int]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=self.device)
+        if self.device.type != "cuda":
+            return torch.tensor(values, dtype=torch.int64)
+        pinned = torch.tensor(values, dtype=torch.int64, pin_memory=True)
+        return pinned.to(self.device, non_blocking=True)
+
+
+class _Unknown:
+    """Tokens that the step before samples: known to the device, not yet to the host."""
+
+    def __init__(self, before: Launched | None) -> None:
+        self._before = before
+        self._places: list[int] = []
+        self._rows: list[int] = []
+
+    def add(self, place: int, sequence: Sequence) -> None:
+        """The token at ``place`` is what the step before samples for ``sequence``."""
+        assert self._before is not None, "only a batch scheduled ahead lacks a token"
+        self._places.append(place)
+        self._rows.append(self._before.rows[sequence])
+
+    def place(self, token_ids: torch.Tensor) -> None:
+        """Fill them in, on the device."""
+        if self._before is not None and self._before.started is not None and self._places:
+            places = torch.tensor(self._places, device=token_ids.device)
+            rows = torch.tensor(self._rows, device=token_ids.device)
+            token_ids.index_copy_(0, places, self._before.started.tokens.index_select(0, rows))
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -96,6 +96,10 @@ class SamplingState:
         if self._must_go_on:
             logits[self._banned] = -torch.inf
 
+    def advance(self) -> None:
+        """A token was sampled that no later one depends on."""
+        self._position += 1
+
     def observe(self, token: int) -> None:
         """Count a sampled token."""
         self._position += 1
@@ -118,6 +122,47 @@ class Sampled:
 
     token_id: int
     logprobs: TokenLogprobs | None = None
+
+
+class Started:
+    """Tokens that have been chosen on the device, and may not have reached the host yet.
+
+    :param tokens: (rows,) int64 on the device of the logits.
+    """
+
+    __slots__ = ("_copy", "_ready", "_sampled", "tokens")
+
+    def __init__(self, tokens: torch.Tensor, sampled: list[Sampled] | None) -> None:
+        self.tokens = tokens
+        self._sampled = sampled
+        self._copy, self._ready = tokens, None
+        if sampled is None and tokens.device.type == "cuda":
+            self._copy = torch.empty_like(tokens, device="cpu", pin_memory=True)
+            self._copy.copy_(tokens, non_blocking=True)
+            self._ready = torch.cuda.Event()
+            self._ready.record()
+
+    def wait(self) -> list[Sampled]:
+        """One for each row. Waits for the device if need be."""
+        if self._sampled is None:
+            if self._ready is not None:
+                self._ready.synchronize()
+            self._sampled = [Sampled(token) for token in self._copy.tolist()]
+        return self._sampled
+
+
+def start_sampling(logits: torch.Tensor, states: Sequence[SamplingState]) -> Started:
+    """:func:`sample` without waiting for the device where nothing on the host needs the tokens.
+
+    That is so when every row is plain greedy and wants no log-probabilities.
+    """
+    if all(state.is_plain_greedy and state.params.logprobs is None for state in states):
+        for state in states:
+            state.advance()
+        return Started(logits.argmax(dim=-1), None)
+    sampled = sample(logits, states)
+    tokens = torch.tensor([each.token_id for each in sampled], device=logits.device)
+    return Started(tokens, sampled)
 
 
 def sample(logits: torch.Tensor, states: Sequence[SamplingState]) -> list[Sampled]:
