@@ -139,7 +139,7 @@ class Started:
         if sampled is None and tokens.device.type == "cuda":
             self._copy = torch.empty_like(tokens, device="cpu", pin_memory=True)
             self._copy.copy_(tokens, non_blocking=True)
-            self._ready = torch.cuda.Event()
+            self._ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._ready.record()
 
     def wait(self) -> list[Sampled]:

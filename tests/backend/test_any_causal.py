@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 from fullbore_backend.errors import ModelError
 from fullbore_backend.kernels import select_ops
@@ -41,6 +44,11 @@ SERVED: dict[str, dict[str, Any]] = {
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "mamba": ({"state_size": 4}, "mamba models cannot be served"),
     "t5": ({"d_model": 32, "d_kv": 8, "num_layers": 1}, "have an encoder"),
+    "doge": ({}, "makes an attention mask of its own"),
+    "llama4_text": (  # of chunks longer than what is tried when it is loaded
+        {"intermediate_size_mlp": 48, "num_local_experts": 2, "attention_chunk_size": 64},
+        "layers of kind chunked_attention",
+    ),
     "stablelm": ({"num_key_value_heads": 4}, "does not pass on what our attention needs"),
     "bloom": ({"n_layer": 2, "n_head": 4}, "bloom models cannot be served"),
 }
@@ -88,3 +96,64 @@ def test_a_wrong_answer_is_found_out(tmp_path: Path) -> None:
         AnyCausalModel(
             tmp_path, replace(ops, paged_attention=unscaled), dtype=torch.float32, device=CPU
         )
+
+
+def change_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda tensors: tensors.pop("model.norm.weight"),
+            "lacks 1 tensors, among them model.norm",
+        ),
+        (lambda tensors: tensors.update({"model.norm.weight": torch.ones(5)}), "cannot load"),
+    ],
+    ids=["missing", "shape"],
+)
+def test_a_checkpoint_that_does_not_fit_is_refused(
+    change: Callable[[dict[str, torch.Tensor]], object], message: str, tmp_path: Path
+) -> None:
+    """transformers would make up what is missing."""
+    save("olmo2", {}, tmp_path)
+    change_weights(tmp_path, change)
+    with pytest.raises(ModelError, match=message):
+        AnyCausalModel(tmp_path, select_ops(CPU), dtype=torch.float32, device=CPU)
+
+
+def test_code_in_a_folder_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor is anybody asked whether it should be."""
+    asked: list[str] = []
+    monkeypatch.setattr("builtins.input", lambda question: asked.append(question) or "n")
+    save("olmo2", {}, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config |= {"model_type": "theirs", "auto_map": {"AutoConfig": "theirs.Config"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "theirs.py").write_text("raise SystemExit('this was run')")
+    with pytest.raises(ModelError, match="contains custom code"):
+        AnyCausalModel(tmp_path, select_ops(CPU), dtype=torch.float32, device=CPU)
+    assert not asked
+
+
+@pytest.mark.parametrize("original", [16, 64])
+def test_longrope_ends_where_its_angles_change(original: int, tmp_path: Path) -> None:
+    """Beyond the original context a sequence would change the angles of its neighbours."""
+    rope = {
+        "rope_type": "longrope",
+        "rope_theta": 1e4,
+        "short_factor": [1.0] * 4,
+        "long_factor": [4.0] * 4,
+        "original_max_position_embeddings": original,
+    }
+    changes = {"rope_parameters": rope, "original_max_position_embeddings": original}
+    save("phi3", {**changes, "sliding_window": None}, tmp_path)
+    if original < 21:  # shorter than what is tried
+        with pytest.raises(ModelError, match="logits differ by"):
+            AnyCausalModel(tmp_path, select_ops(CPU), dtype=torch.float32, device=CPU)
+        return
+    model = AnyCausalModel(tmp_path, select_ops(CPU), dtype=torch.float32, device=CPU)
+    assert model.max_positions == original

@@ -171,8 +171,12 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def theirs(variant: str) -> Any:
+    """transformers' model of a variant."""
+    return random_weights(*VARIANTS[variant])
+
+
+def random_weights(model_type: str, changes: dict[str, Any]) -> Any:
     """transformers' model, every weight and bias random."""
-    model_type, changes = VARIANTS[variant]
     config = transformers.AutoConfig.for_model(model_type, **{**BASE, **changes})
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(
@@ -251,6 +255,20 @@ def test_logits_are_as_exact_as_transformers(pair: Any, chunk: int) -> None:
         assert (got.double() - want).abs().max() <= allowed
 
 
+def test_gemma3_caps_its_scores(tmp_path: Path) -> None:
+    """transformers' Gemma 3 leaves the cap to the caller; its attention knows how."""
+    variant = VARIANTS["gemma3"]
+    capped = (variant[0], variant[1] | {"attn_logit_softcapping": 0.5})
+    model = random_weights(*capped)
+    model.save_pretrained(tmp_path)
+    ids = torch.tensor([PROMPTS[-1]])
+    with torch.inference_mode():
+        want, uncapped = model(ids, softcap=0.5).logits[0], model(ids).logits[0]
+    (got,) = run_paged(load(tmp_path), [PROMPTS[-1]], 7)
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+    assert (uncapped - want).abs().max() > 0.01
+
+
 def test_every_model_is_tested() -> None:
     assert {model_type for model_type, _ in VARIANTS.values()} == set(MODELS)
 
@@ -264,14 +282,15 @@ def test_an_unknown_model_is_refused() -> None:
     ("change", "message"),
     [
         (lambda t: t.pop("model.norm.weight"), "lacks 1 tensors, among them model.norm.weight"),
-        (lambda t: t.update({"model.layers.9.x.weight": torch.ones(1)}), "no place for"),
+        (lambda t: t.update({"model.layers.0.x.weight": torch.ones(1)}), "no place for"),
+        (lambda t: t.update({"model.layers.3.x.weight": torch.ones(1)}), "no place for"),
         (lambda t: t.update({"model.norm.weight": torch.ones(5)}), r"shape of \(5,\)"),
         (
             lambda t: t.update({"model.layers.0.mlp.down_proj.weight": torch.ones(32, 47)}),
             r"'model.layers.0.mlp.down_proj.weight' .* \(32, 47\)",
         ),
     ],
-    ids=["missing", "unknown", "norm shape", "linear shape"],
+    ids=["missing", "unknown", "a layer too many", "norm shape", "linear shape"],
 )
 def test_a_checkpoint_that_does_not_fit_is_refused(
     change: Callable[[dict[str, torch.Tensor]], object], message: str
@@ -280,6 +299,13 @@ def test_a_checkpoint_that_does_not_fit_is_refused(
     change(tensors)
     with pytest.raises(ModelError, match=message):
         build_model(BASE | {"model_type": "llama"}, select_ops(CPU)).load(tensors.items())
+
+
+def test_layers_that_predict_further_tokens_are_passed_over() -> None:
+    """As many as the configuration names; one too many without it is refused above."""
+    tensors = dict(theirs("llama").state_dict()) | {"model.layers.3.eh_proj.weight": torch.ones(2)}
+    config = BASE | {"model_type": "llama", "num_nextn_predict_layers": 1}
+    build_model(config, select_ops(CPU)).load(tensors.items())
 
 
 @pytest.mark.parametrize(

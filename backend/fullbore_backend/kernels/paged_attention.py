@@ -1,7 +1,7 @@
 """Attention over a paged KV cache: decode, prefill and chunked prefill as one operation.
 
 Token p of a sequence sees its tokens 0..p, or the last ``window`` of them. This is the torch twin;
-:mod:`.paged_attention_triton` has the kernels.
+:mod:`.paged_attention_launch` has the kernels.
 """
 
 from __future__ import annotations

@@ -69,7 +69,13 @@ class Attention(nn.Module):
 
         Returns (tokens, hidden)."""
         qkv = self.qkv(x).view(-1, self.heads + 2 * self.kv_heads, self.head_dim)
-        query = self._attend_from(qkv, ropes[self.rope], pages, batch)
+        query = self.ops.rope_store_kv(
+            *(qkv, *ropes[self.rope], pages, batch.slots),
+            heads=self.heads,
+            q_norm=self.q_norm,
+            k_norm=self.k_norm,
+            eps=self.eps,
+        )
         attended = self.ops.paged_attention(
             *(query, pages, batch),
             scale=self.scale,
@@ -79,22 +85,6 @@ class Attention(nn.Module):
         )
         out: torch.Tensor = self.out(attended.flatten(1))
         return out
-
-    def _attend_from(
-        self, qkv: torch.Tensor, rope: Rope, pages: KvPages, batch: AttentionBatch
-    ) -> torch.Tensor:
-        """Store keys and values; return the queries."""
-        rotated, value = qkv.tensor_split([self.heads + self.kv_heads], dim=1)
-        if self.q_norm is not None and self.k_norm is not None:
-            query, key = rotated.tensor_split([self.heads], dim=1)
-            query = self.ops.rms_norm(query, self.q_norm, self.eps)
-            key = self.ops.rms_norm(key, self.k_norm, self.eps)
-            rotated = torch.cat((query, key), dim=1)
-        # Queries and keys lie side by side, so that one call rotates both.
-        rotated = self.ops.rope(rotated, *rope)
-        query, key = rotated.tensor_split([self.heads], dim=1)
-        self.ops.store_kv(key, value, pages, batch.slots)
-        return query
 
     def places(self) -> Places:
         """Its weights, by their names in a checkpoint below ``self_attn``."""

@@ -7,12 +7,14 @@ is served too, more slowly: nothing of it is fused.
 
 That works for models whose only memory of earlier tokens is attention. What it cannot work for is
 found out when the model is loaded: it is run on short sequences in chunks, side by side, and has to
-say what transformers' own attention says.
+say what transformers' own attention says. What shows in long sequences alone is read from the
+configuration: kinds of layers, and angles that depend on the length.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,12 @@ from ..errors import ModelError
 from ..kernels import AttentionBatch, KvPages, Ops
 from .decoder import KvLayout
 
+logger = logging.getLogger(__name__)
+
 NAME = "fullbore_paged"
+_KINDS = frozenset({"full_attention", "sliding_attention"})
+"""Layers whose arguments say all that they do; others (chunked, compressed, indexed) also have
+masks or states, which may make no difference before the thousandth token."""
 _CHECK_LENGTHS = (21, 9)
 _CHECK_CHUNK = 8
 _CHECK_BLOCK = 4
@@ -57,20 +64,29 @@ class AnyCausalModel(nn.Module):
         from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 
         AttentionInterface.register(NAME, _attend)
-        config = AutoConfig.from_pretrained(path)
-        kind = config.model_type
-        if config.is_encoder_decoder:
-            raise ModelError(f"{kind} models have an encoder, which is not supported.")
         try:
-            model: Any = AutoModelForCausalLM.from_pretrained(
-                path, config=config, dtype=dtype, attn_implementation=NAME
+            # Without `False` a folder with code in it makes transformers ask, on the terminal.
+            config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+            self.ops, self.kind = ops, config.model_type
+            self._refuse_by(config)
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                path,
+                config=config,
+                dtype=dtype,
+                attn_implementation=NAME,
+                output_loading_info=True,
+                trust_remote_code=False,
             )
-        except (ValueError, ImportError) as error:
-            raise ModelError(f"transformers cannot run this {kind} model here: {error}") from error
-        self.ops, self.kind = ops, kind
+        except (ValueError, ImportError, OSError, RuntimeError) as error:
+            raise ModelError(f"transformers cannot load {path}: {error}") from error
+        model, info = loaded
+        if missing := sorted(info["missing_keys"]):
+            raise ModelError(
+                f"the checkpoint lacks {len(missing)} tensors, among them {', '.join(missing[:3])}."
+            )
         self.model = model.to(device).eval()
         self.vocab_size: int = config.vocab_size
-        self.max_positions: int = getattr(config, "max_position_embeddings", None) or 2048
+        self.max_positions = _max_positions(config)
         with torch.inference_mode():
             self.kv = self._find_layout()
             self._check()
@@ -97,6 +113,15 @@ class AnyCausalModel(nn.Module):
         )
         logits: torch.Tensor = out.logits[0].float()
         return logits
+
+    def _refuse_by(self, config: Any) -> None:
+        """Raise for what a configuration alone tells."""
+        if config.is_encoder_decoder:
+            raise self._refusal("they have an encoder, which is not supported")
+        if others := sorted(set(getattr(config, "layer_types", None) or ()) - _KINDS):
+            raise self._refusal(f"they have layers of kind {', '.join(others)}")
+        if not getattr(config, "max_position_embeddings", None):
+            raise self._refusal("the configuration does not say how many positions there are")
 
     def _find_layout(self) -> KvLayout:
         """Run one token, and see what the layers ask attention for."""
@@ -214,10 +239,13 @@ def _attend(
 ) -> tuple[torch.Tensor, None]:
     """transformers' attention interface: (1, heads, tokens, dim) in, (1, tokens, heads, dim) out.
 
-    :raises ModelError: when the model has lost what the pages are reached by.
+    :raises ModelError: when the model has lost what the pages are reached by, or masks tokens by
+        itself.
     """
     if fullbore is None:
         raise ModelError("this model does not pass on what our attention needs; it is not served.")
+    if attention_mask is not None:
+        raise ModelError("this model makes an attention mask of its own; it is not served.")
     layer = int(getattr(module, "layer_idx"))  # noqa: B009 (nn.Module does not declare it)
     fullbore.seen[layer] = (key.shape[1], key.shape[3], value.shape[3], sliding_window)
     if fullbore.batch is None:
@@ -231,6 +259,28 @@ def _attend(
         scale=query.shape[3] ** -0.5 if scaling is None else scaling,
         window=sliding_window,
         soft_cap=softcap,
-        sinks=s_aux,
+        sinks=None if s_aux is None else s_aux.float(),
     )
     return attended[None], None
+
+
+def _max_positions(config: Any) -> int:
+    """How long a sequence may be without a change of the angles of its first tokens.
+
+    longrope has two sets of frequencies, and takes the second for everything it is run on as soon
+    as one position lies beyond the original context. Here that would be all sequences of a step,
+    on keys that were rotated by the first set.
+    """
+    limit: int = config.max_position_embeddings
+    parameters = getattr(config, "rope_parameters", None) or {}
+    nested = [each for each in parameters.values() if isinstance(each, Mapping)]
+    for rope in (parameters, *nested):
+        original = rope.get("original_max_position_embeddings")
+        if rope.get("rope_type") == "longrope" and original and original < limit:
+            limit = int(original)
+            logger.warning(
+                "%s is served with %d tokens of context, not %d: beyond them longrope changes the "
+                "angles of all tokens, those in the cache included",
+                *(config.model_type, limit, config.max_position_embeddings),
+            )
+    return limit

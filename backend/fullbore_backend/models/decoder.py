@@ -45,7 +45,11 @@ class Rotary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderConfig:
-    """The settings that all models have, named as in the code; see :meth:`from_hf`."""
+    """The settings that all models have, named as in the code; see :meth:`from_hf`.
+
+    :param spare_layers: layers beyond the last one in a checkpoint, which are not run: DeepSeek and
+        GLM keep there what predicts further tokens.
+    """
 
     vocab_size: int
     hidden: int
@@ -59,6 +63,7 @@ class DecoderConfig:
     tied: bool
     rotary: Rotary
     activation: str
+    spare_layers: int = 0
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> DecoderConfig:
@@ -86,6 +91,7 @@ class DecoderConfig:
                     scaling=config.get("rope_scaling"),
                 ),
                 activation=config.get("hidden_act", "silu"),
+                spare_layers=config.get("num_nextn_predict_layers") or 0,
             )
         except KeyError as error:
             raise ModelError(f"the model's configuration lacks {error}.") from None
@@ -123,6 +129,7 @@ class Decoder(nn.Module):
         # Lets torch see them; `blocks` keeps their type.
         self._owned = nn.ModuleList(b for b in blocks if isinstance(b, nn.Module))
         self.vocab_size, self.max_positions = config.vocab_size, config.max_positions
+        self.spare_layers = config.spare_layers
         self.rotaries = tuple(rotaries) or (config.rotary,)
         self.kv = kv or KvLayout(
             layers=config.layers,
@@ -222,10 +229,10 @@ class Decoder(nn.Module):
         return places
 
     def _ignored(self) -> re.Pattern[str]:
-        """Names that follow from the configuration, that repeat the embedding, and layers beyond
-        the last, in which DeepSeek and GLM keep what predicts further tokens."""
+        """Names that follow from the configuration, that repeat the embedding, or spare layers'."""
         patterns = [r"rotary_emb\.inv_freq$"]
         if self.head is None:
             patterns.append(r"^lm_head\.weight$")
-        patterns += [rf"^model\.layers\.{len(self.blocks) + extra}\." for extra in range(4)]
+        first = len(self.blocks)
+        patterns += [rf"^model\.layers\.{first + extra}\." for extra in range(self.spare_layers)]
         return re.compile("|".join(patterns))

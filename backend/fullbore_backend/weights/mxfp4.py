@@ -47,9 +47,17 @@ def dequantize_mxfp4(
     blocks: torch.Tensor, scales: torch.Tensor, *, dtype: torch.dtype
 ) -> torch.Tensor:
     """(..., blocks, 16) uint8, the low half of a byte first, and (..., blocks) uint8 exponents to
-    (..., 32 · blocks) in ``dtype``."""
+    (..., 32 · blocks) in ``dtype``.
+
+    A stack of experts is widened one by one: all at once would take several times the result.
+    """
     import torch
 
+    if blocks.dim() > 3:
+        out = torch.empty(*blocks.shape[:-2], 32 * blocks.shape[-2], dtype=dtype)
+        for target, some, exponents in zip(out, blocks, scales, strict=True):
+            target.copy_(dequantize_mxfp4(some, exponents, dtype=dtype))
+        return out
     table = torch.tensor([*_VALUES, *(-value for value in _VALUES)], dtype=torch.float32)
     nibbles = torch.stack((blocks & 15, blocks >> 4), dim=-1).flatten(-2)
     exponents = scales.to(torch.int32).unsqueeze(-1) - _BIAS
