@@ -7,11 +7,14 @@ from itertools import pairwise
 import h2.config
 import h2.connection
 import h2.events
+import h2.exceptions
+import hpack
 import httpx2
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fullbore._h2_server import frame
 from fullbore.transport._h2_config import HTTP2Config
 from fullbore.transport._h2_connection import H2Connection
 from fullbore.transport._h2_stream import H2Stream
@@ -161,6 +164,92 @@ def test_headers_arrive_as_h2_sent_them(
         pair.client.receive(pair.server.data_to_send())
         assert stream.head == (200, fields)
         assert (stream.trailers, stream.ended, stream.error) == (trailers, True, None)
+
+
+_WRONG_NAMES = [b"", b"X-Upper", b"a b", b"a:b", b":path", b":status", b"\x7f", b"\xe9", b"a\0"]
+_WRONG_NAMES += [b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding"]
+_ANY_FIELD = st.one_of(
+    st.tuples(_NAMES.filter(lambda name: name != b"te"), _VALUES),
+    st.tuples(_NAMES.filter(lambda name: name != b"te"), st.binary(max_size=5)),
+    st.tuples(st.sampled_from(_WRONG_NAMES), st.sampled_from([b"", b"200", b"x"])),
+    st.tuples(st.just(b"content-length"), st.sampled_from([b"0", b"00", b"7", b"x", b""])),
+)
+
+
+def read_by_h2(block: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]] | None:
+    """What an h2 client of its own makes of a response's header block; None if it refuses it."""
+    client = h2.connection.H2Connection(h2.config.H2Configuration(header_encoding=None))
+    client.initiate_connection()
+    client.send_headers(1, REQUEST, end_stream=True)
+    client.receive_data(frame(0x4, 0, 0))
+    try:
+        events = client.receive_data(frame(0x1, 0x4, 1, hpack.Encoder().encode(block)))
+    except h2.exceptions.ProtocolError:
+        return None
+    received = [event for event in events if isinstance(event, h2.events.ResponseReceived)]
+    return [(bytes(name), bytes(value)) for name, value in received[0].headers]
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    responses=st.lists(
+        st.tuples(
+            st.lists(_ANY_FIELD, max_size=5),
+            st.sampled_from([0, 64, 500, 4_096]),  # the table of the server's encoder
+            st.booleans(),  # Huffman
+            st.booleans(),  # we have reset the stream by then
+        ),
+        min_size=1,
+        max_size=6,
+    )
+)
+def test_header_blocks_mean_what_they_mean_to_h2(
+    responses: list[tuple[list[tuple[bytes, bytes]], int, bool, bool]],
+) -> None:
+    """Refused alike and read alike; one refused, or on a stream that we have reset, leaves the
+    connection's table in step for those that follow."""
+    pair, encoder = Pair(), hpack.Encoder()
+    for fields, table_size, huffman, given_up in responses:
+        stream = pair.client.open(REQUEST, b"GET", end_stream=True)
+        if given_up:
+            pair.client.reset(stream, h2.errors.ErrorCodes.CANCEL)
+        block = [(b":status", b"200"), *fields]
+        encoder.header_table_size = table_size
+        pair.client.receive(frame(0x1, 0x4, stream.id, encoder.encode(block, huffman)))
+        wanted = read_by_h2(block)
+        if given_up:
+            assert (stream.head, stream.error) == (None, None)
+        elif wanted is None:
+            assert isinstance(stream.error, httpx2.RemoteProtocolError)
+        else:
+            assert (stream.head, stream.error) == ((200, wanted[1:]), None)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    fields=_FIELDS,
+    cuts=st.lists(st.integers(0, 80), max_size=6),
+    padding=st.none() | st.integers(0, 30),
+    priority=st.booleans(),
+)
+def test_any_framing_of_a_header_block_means_the_same(
+    fields: list[tuple[bytes, bytes]], cuts: list[int], padding: int | None, priority: bool
+) -> None:
+    """Frames may be empty, the first one too; padding and priority are the first one's alone."""
+    block = hpack.Encoder().encode([(b":status", b"200"), *fields])
+    edges = [0, *sorted(min(cut, len(block)) for cut in cuts), len(block)]
+    first, *others = [block[start:stop] for start, stop in pairwise(edges)]
+    flags = 0x1 | (0x20 if priority else 0) | (0 if padding is None else 0x8)
+    first = b"\0\0\0\0\x10" * priority + first
+    if padding is not None:
+        first = bytes([padding]) + first + b"\0" * padding
+    frames = [frame(0x1, flags | (0 if others else 0x4), 1, first)]
+    for number, piece in enumerate(others, 1):
+        frames.append(frame(0x9, 0x4 if number == len(others) else 0, 1, piece))
+    pair = Pair()
+    stream = pair.open()
+    pair.client.receive(b"".join(frames))
+    assert (stream.head, stream.ended, stream.error) == ((200, fields), True, None)
 
 
 @settings(deadline=None, max_examples=40)

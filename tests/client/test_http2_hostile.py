@@ -93,6 +93,7 @@ BREAKS_THE_STREAM = {
     "contradictory content-lengths": head((b"content-length", b"1"), (b"content-length", b"2")),
     "second response headers": head() + head(),
     "content-length that is no number": head((b"content-length", b"-1")),
+    "content-length of 5,000 digits": head((b"content-length", b"9" * 5_000)),
     "status after a field": frame(
         HEADERS, 0x4, 1, hpack.Encoder().encode([(b"x", b"1"), (b":status", b"200")])
     ),

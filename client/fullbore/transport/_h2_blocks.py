@@ -6,11 +6,10 @@ longer than a decoded header list may be. Knows nothing of what headers mean.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import hpack
 from h2.errors import ErrorCodes
 
+from ._h2_decoder import Decoder
 from ._h2_frames import (
     CONTINUATION,
     END_HEADERS,
@@ -20,6 +19,7 @@ from ._h2_frames import (
     PADDED,
     ConnectionFaultError,
 )
+from ._h2_stream import Headers
 
 MAX_CONTINUATIONS = 64
 """Frames of one block; empty ones would cost the server nothing and never end."""
@@ -64,14 +64,14 @@ class HeaderBlock:
         """Whether nothing follows the block on its stream."""
         return bool(self._flags & END_STREAM)
 
-    def decode(self, decoder: hpack.Decoder) -> Iterable[tuple[bytes, bytes]]:
+    def decode(self, decoder: Decoder) -> Headers:
         """The header list of a complete block.
 
         Every block has to be decoded, even for a stream that is gone: the compression state is
         the connection's, and what the block changes there counts.
         """
         try:
-            return decoder.decode(self._fragments(), raw=True)
+            return decoder.decode(self._fragments())
         except hpack.OversizedHeaderListError as error:
             raise ConnectionFaultError(
                 ErrorCodes.ENHANCE_YOUR_CALM, f"it sent too many headers: {error}"
@@ -84,12 +84,14 @@ class HeaderBlock:
     def _fragments(self) -> bytes:
         if not self._count:
             return self._unpad(self.frames[HEADER_SIZE:])
-        fragments, rest = b"", self.frames
+        fragments: list[bytes] = []
+        rest = self.frames
         while rest:
             size = int.from_bytes(rest[:3])
             payload, rest = rest[HEADER_SIZE : HEADER_SIZE + size], rest[HEADER_SIZE + size :]
-            fragments += payload if fragments else self._unpad(payload)
-        return fragments
+            # Only the first frame has padding and priority, also if nothing else is in it.
+            fragments.append(payload if fragments else self._unpad(payload))
+        return b"".join(fragments)
 
     def _unpad(self, payload: bytes) -> bytes:
         if self._flags & PADDED:

@@ -1,8 +1,8 @@
 """An HTTP/2 connection without I/O: bytes in, stream states and bytes out (RFC 9113).
 
-Owns the frame splitter, receive flow control, and what each frame means for a stream. hpack
-decompresses headers. A DATA frame, the most frequent by far, costs a header parse, two
-subtractions and an append. Knows nothing of sockets, clocks or retries.
+Owns the frame splitter, receive flow control, and what each frame means for a stream. A DATA frame,
+the most frequent by far, costs a header parse, two subtractions and an append. Knows nothing of
+compression, sockets, clocks or retries.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterable
 
-import hpack
 import httpx2
 from h2.errors import ErrorCodes
 
 from ._h2_blocks import HeaderBlock
 from ._h2_config import HTTP2Config
+from ._h2_decoder import Decoder
 from ._h2_fields import MalformedError, content_length, read_head, read_trailers
 from ._h2_frames import (
     ACK,
@@ -60,7 +60,7 @@ class H2Connection(Outgoing):
         self.got_response = False
         self._partial = b""
         self._block: HeaderBlock | None = None
-        self._decoder = hpack.Decoder(max_header_list_size=config.max_header_list_size)
+        self._decoder = Decoder(config.max_header_list_size)
         self._credit_batch = config.credit_batch
         self._uncredited = 0
 

@@ -10,7 +10,7 @@ import asyncio
 import base64
 import errno
 import ssl
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import anyio
 import anyio.abc
@@ -28,8 +28,7 @@ class NotHTTP2(httpx2.ConnectError):
     """The server chose another protocol in the TLS handshake."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Origin:
+class Origin(NamedTuple):
     """Where connections go: scheme, host and port, and the name TLS asks for."""
 
     scheme: str

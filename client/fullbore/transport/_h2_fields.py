@@ -13,6 +13,7 @@ from ._h2_stream import Headers
 
 _NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9a-z]+")
 _BAD_VALUE = re.compile(rb"[\x00\r\n]|^[ \t]|[ \t]$")
+_LENGTH = re.compile(rb"[0-9]{1,18}")  # above any body, and below what `int` refuses to convert
 _CONNECTION_SPECIFIC = frozenset(
     {b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"}
 )
@@ -59,13 +60,13 @@ def content_length(fields: Headers) -> int | None:
     """What the fields say about the size of the body.
 
     Raises:
-        MalformedError: No number, or numbers that differ.
+        MalformedError: No number, one beyond any body, or numbers that differ.
     """
     length: int | None = None
     for name, value in fields:
         if name == b"content-length":
-            if not value.isdigit() or (length is not None and length != int(value)):
-                raise MalformedError(f"the content-length {value!r}")
+            if not _LENGTH.fullmatch(value) or (length is not None and length != int(value)):
+                raise MalformedError(f"the content-length {value[:40]!r}")
             length = int(value)
     return length
 

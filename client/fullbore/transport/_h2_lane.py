@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Awaitable, Callable
-from contextlib import aclosing
 
 import anyio
 import anyio.abc
@@ -21,11 +20,10 @@ from ._h2_connection import H2Connection
 from ._h2_frames import ConnectionFaultError
 from ._h2_request import RequestBody
 from ._h2_stream import NEVER, H2Stream, Headers
+from ._h2_upload import Upload, send_at_once
 from ._runtime import Runtime, Signal
 
 READ_SIZE = 262_144
-SEND_HIGH_WATER = 262_144
-"""Bytes queued for the socket above which request bodies wait."""
 MAX_QUEUED = 1_048_576
 """Bytes queued for the socket above which the connection is given up: the server does not read
 what it makes us answer."""
@@ -116,64 +114,26 @@ class Lane:
         self.reserved -= 1
         self._slot_changed()
 
-    def open(self, headers: Headers, method: bytes, *, end_stream: bool) -> H2Stream:
-        """Turn a reserved slot into a stream and send the request's headers on it."""
+    def open(self, headers: Headers, body: RequestBody) -> H2Stream:
+        """Turn a reserved slot into a stream and send the request on it.
+
+        A body that cannot go out at once is left to `send_body`: `stream.sent` says which.
+        """
         self.reserved -= 1
         if not self._connection.streams:
             self._busy_since = self.runtime.clock()
             self.arm(self._busy_since + self._config.ping_interval)
-        stream = self._connection.open(headers, method, end_stream=end_stream)
+        stream = self._connection.open(headers, headers[0][1], end_stream=body.empty)
+        if not stream.sent:
+            send_at_once(self._connection, stream, body)
         self._flush()
         return stream
 
-    async def send_body(self, stream: H2Stream, body: RequestBody, timeout: float | None) -> None:
-        """Send a request body, no faster than the server and the socket take it.
-
-        Returns early if the server answers in full without wanting the rest.
-
-        Raises:
-            httpx2.LocalProtocolError: The body is not as long as its content-length.
-        """
-        sent, length = 0, body.length
-        if body.whole is not None and len(body.whole) == length:
-            await self._send(stream, body.whole, True, timeout)
-            return
-        async with aclosing(body.chunks()) as chunks:
-            async for chunk in chunks:
-                sent += len(chunk)
-                if length is not None and sent > length:
-                    break
-                if chunk and not await self._send(stream, chunk, sent == length, timeout):
-                    return
-        if length is not None and sent != length:
-            raise httpx2.LocalProtocolError(
-                f"The request's content-length is {length}, its body has "
-                f"{'more' if sent > length else f'only {sent}'} bytes."
-            )
-        if not stream.sent:
-            await self._send(stream, b"", True, timeout)
-
-    async def _send(self, stream: H2Stream, data: bytes, last: bool, timeout: float | None) -> bool:
-        view = memoryview(data)
-        connection = self._connection
-        while True:
-            if stream.error is not None:
-                raise stream.error
-            if stream.ended:
-                return False
-            room = connection.send_room(stream) if len(view) else 1
-            if room <= 0 or len(connection.output) > SEND_HIGH_WATER:
-                connection.blocked.add(stream)
-                try:
-                    await stream.wait(timeout, httpx2.WriteTimeout)
-                finally:
-                    connection.blocked.discard(stream)
-                continue
-            piece, view = view[:room], view[room:]
-            connection.send_data(stream, piece, end_stream=last and not len(view))
-            self._flush()
-            if not len(view):
-                return True
+    def send_body(
+        self, stream: H2Stream, body: RequestBody, timeout: float | None
+    ) -> Awaitable[None]:
+        """Send the body of a request whose headers have been sent; see `Upload.run`."""
+        return Upload(self._connection, stream, self._flush, timeout).run(body)
 
     # For streams (`Link`)
 

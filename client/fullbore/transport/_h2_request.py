@@ -22,11 +22,10 @@ IDEMPOTENT = frozenset({"GET", "HEAD", "OPTIONS", "TRACE", "PUT", "DELETE"})
 
 _NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9a-z]+")
 _BAD_IN_VALUE = re.compile(rb"[\x00\r\n]")
-# Connection-specific, or said by a pseudo-header.
+# Specific to a connection of HTTP/1.1.
 _DROPPED = frozenset(
     {
         b"connection",
-        b"host",
         b"http2-settings",
         b"keep-alive",
         b"proxy-connection",
@@ -45,22 +44,25 @@ def header_list(request: httpx2.Request) -> Headers:
     Raises:
         httpx2.LocalProtocolError: A name or value that HTTP forbids.
     """
-    url = request.url
-    headers: Headers = [
-        (b":method", request.method.encode("ascii")),
-        (b":authority", _authority(request) or url.netloc),
-        (b":scheme", url.raw_scheme),
-        (b":path", url.raw_path),
-    ]
+    url, authority = request.url, b""
+    fields: Headers = []
     for raw_name, raw_value in request.headers.raw:
         name = _field_name(raw_name)
         if name is None:
             continue
-        if name in _SECRET:
-            headers.append(NeverIndexedHeaderTuple(name, _field_value(name, raw_value)))
+        if name == b"host":
+            authority = authority or raw_value
+        elif name in _SECRET:
+            fields.append(NeverIndexedHeaderTuple(name, _field_value(name, raw_value)))
         else:
-            headers.append(_field(name, raw_value))
-    return headers
+            fields.append(_field(name, raw_value))
+    return [
+        (b":method", request.method.encode("ascii")),
+        (b":authority", authority or url.netloc),
+        (b":scheme", url.raw_scheme),
+        (b":path", url.raw_path),
+        *fields,
+    ]
 
 
 @lru_cache(maxsize=1024)
@@ -74,13 +76,6 @@ def _field_value(name: bytes, raw: bytes) -> bytes:
     if _BAD_IN_VALUE.search(value):
         raise httpx2.LocalProtocolError(f"The header {name!r} has a line break or NUL in it.")
     return value
-
-
-def _authority(request: httpx2.Request) -> bytes | None:
-    for name, value in request.headers.raw:
-        if len(name) == 4 and name.lower() == b"host":
-            return value
-    return None
 
 
 @lru_cache(maxsize=1024)

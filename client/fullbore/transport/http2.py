@@ -140,9 +140,9 @@ class HTTP2Transport(httpx2.AsyncBaseTransport):
                             "The server closes its connections before they carry a request."
                         )
                     continue
-                stream = lane.open(headers, headers[0][1], end_stream=body.empty)
+                stream = lane.open(headers, body)
                 try:
-                    if not body.empty:
+                    if not stream.sent:
                         await lane.send_body(stream, body, timeouts.get("write"))
                     status, fields = await stream.response(timeouts.get("read"))
                 except httpx2.TransportError:
@@ -193,11 +193,12 @@ class HTTP2Transport(httpx2.AsyncBaseTransport):
             raise httpx2.UnsupportedProtocol(f"No transport for {url.scheme!r} URLs.")
         if self._proxy is not None and self._proxy.url.scheme not in ("http", "https"):
             return None
+        host = url.raw_host.decode("ascii")
         return Origin(
             scheme=url.scheme,
-            host=url.raw_host.decode("ascii"),
+            host=host,
             port=url.port or _DEFAULT_PORT[url.scheme],
-            server_name=request.extensions.get("sni_hostname") or url.raw_host.decode("ascii"),
+            server_name=request.extensions.get("sni_hostname") or host,
         )
 
     def _pool(self, origin: Origin, runtime: Runtime) -> OriginPool:
