@@ -17,7 +17,7 @@ from .errors import ConfigError
 from .graphs import cuda_capture
 from .kernels import AttentionBatch, KvPages, select_ops
 from .memory import num_kv_blocks
-from .models import MODELS, AnyCausalModel, Model, build_model
+from .models import MODELS, AnyCausalModel, Decoder, Model, build_model
 from .runner import Runner
 from .tokenizer import Tokenizer, load_tokenizer
 from .weights import Checkpoint, open_checkpoint, resolve_model
@@ -70,7 +70,7 @@ def load_model(config: EngineConfig, progress: Callable[[str], None]) -> LoadedM
             dtype=dtype,
             device=device,
         )
-        if device.type == "cuda" and config.graphs:
+        if device.type == "cuda" and config.graphs and isinstance(model, Decoder):
             progress("capturing decode graphs")
             largest = min(config.max_num_seqs, LARGEST_GRAPH)
             runner.capture_graphs(largest=largest, max_context_len=context, capture=cuda_capture())
@@ -112,7 +112,7 @@ def _name_of(dtype: torch.dtype) -> str:
 
 
 def _model(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> Model:
-    if checkpoint.config["model_type"] not in MODELS and checkpoint.path.is_dir():
+    if checkpoint.model_type not in MODELS and checkpoint.path.is_dir():
         return AnyCausalModel(
             checkpoint.path, select_ops(device, dtype), dtype=dtype, device=device
         )

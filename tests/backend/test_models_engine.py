@@ -34,6 +34,7 @@ BASE: dict[str, Any] = {
 MOE = {"moe_intermediate_size": 24, "num_experts_per_tok": 2, "n_shared_experts": 1}
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "olmo2": {"head_dim": 8},  # has no module of ours
+    "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256},  # and its own words
     "llama": {},
     "mistral": {"sliding_window": 20},
     "qwen2": {},
@@ -83,7 +84,8 @@ def save(model_type: str, folder: Path) -> Any:
 
 def token_bytes(config: Any) -> int:
     """What one token takes in the cache, in fp32."""
-    width = 2 * config.num_key_value_heads * config.head_dim
+    width = 2 * config.hidden_size if config.model_type == "gpt2" else 0
+    width = width or 2 * config.num_key_value_heads * config.head_dim
     if config.model_type == "deepseek_v3":
         width = config.kv_lora_rank + config.qk_rope_head_dim
     return int(config.num_hidden_layers * width * 4)

@@ -110,7 +110,9 @@ def test_broken_files_are_named(tmp_path: Path, name: str, content: str, message
     save_file({"a": torch.ones(1)}, tmp_path / "model.safetensors")
     (folder(tmp_path) / name).write_text(content)
     with pytest.raises(ModelError, match=message):
-        list(open_checkpoint(tmp_path).tensors(dtype=torch.float32))
+        checkpoint = open_checkpoint(tmp_path)
+        assert checkpoint.config
+        list(checkpoint.tensors(dtype=torch.float32))
 
 
 def test_an_index_cannot_point_outside(tmp_path: Path) -> None:

@@ -24,8 +24,16 @@ class Checkpoint(Protocol):
         """The file or folder that was opened."""
 
     @property
+    def model_type(self) -> str:
+        """What kind of model it is, in transformers' words."""
+
+    @property
     def config(self) -> Mapping[str, Any]:
-        """The normalised configuration, read-only."""
+        """The normalised configuration, read-only.
+
+        :raises ModelError: when it does not have the keys that our models need. One that
+            transformers runs may name them otherwise.
+        """
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:

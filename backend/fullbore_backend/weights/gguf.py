@@ -45,6 +45,11 @@ class GGUFCheckpoint:
         self.eos_token_ids: tuple[int, ...] = eos_token_ids(self._file.metadata)
         self._check_complete()
 
+    @property
+    def model_type(self) -> str:
+        """See :meth:`.checkpoint.Checkpoint.model_type`."""
+        return self._architecture.model_type
+
     def tensors(self, *, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
         """See :meth:`.checkpoint.Checkpoint.tensors`."""
         import torch

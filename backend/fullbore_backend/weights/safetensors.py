@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,16 +32,23 @@ class SafetensorsCheckpoint:
         :raises ModelError: naming the file that is missing or broken.
         """
         self.path = path
-        raw = read_json(path / "config.json")
+        self._raw = raw = read_json(path / "config.json")
+        if not isinstance(raw.get("model_type"), str):
+            raise ModelError(f"{path / 'config.json'} has no model_type; it is no model's.")
+        self.model_type: str = raw["model_type"]
         self._method = (raw.get("quantization_config") or {}).get("quant_method")
         if self._method not in (None, "mxfp4"):
             raise ModelError(
                 f"{path} is quantised with {self._method}, which is not supported in safetensors. "
                 "Use an unquantised copy or a GGUF file."
             )
-        self.config: Mapping[str, Any] = normalise(raw, source=str(path / "config.json"))
         self.eos_token_ids: tuple[int, ...] = folder_eos_token_ids(path)
         self._shards = _shards(path)
+
+    @cached_property
+    def config(self) -> Mapping[str, Any]:
+        """See :meth:`.checkpoint.Checkpoint.config`."""
+        return normalise(self._raw, source=str(self.path / "config.json"))
 
     def tensors(self, *, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
         """See :meth:`.checkpoint.Checkpoint.tensors`."""
