@@ -30,9 +30,11 @@ from .errors import ClientClosedError, ConfigError, WrongLoopError
 from .limits import Limiter, Move, Rates
 from .pricing import CatalogPlan, Ledger, Plan
 from .progress import ProgressBar
-from .transport.connect import ClientTransport, find_api_key, parse_base_url
+from .transport.connect import find_api_key, parse_base_url
+from .transport.user_client import user_transport
 
 if TYPE_CHECKING:
+    import httpx
     from openai import AsyncOpenAI
 
 
@@ -67,7 +69,8 @@ class Client:
     :param headers: sent with every request.
     :param defaults: request fields for every request, such as ``{"temperature": 0}``.
     :param verify: a TLS context for a custom certificate authority; ``False`` checks nothing.
-    :param http_client: send through this client instead; it stays yours to close.
+    :param http_client: send through this client instead, httpx2's or httpx's; it stays yours to
+        close.
     :param transport: send through this transport instead; closed with the client.
     :param limiter: a limiter of your own instead of ``concurrency``.
     :param keep_entries: have the ledger keep every call, not only totals.
@@ -92,7 +95,7 @@ class Client:
         headers: Mapping[str, str] | None = None,
         defaults: Mapping[str, Any] | None = None,
         verify: ssl.SSLContext | bool = True,
-        http_client: httpx2.AsyncClient | None = None,
+        http_client: httpx2.AsyncClient | httpx.AsyncClient | None = None,
         transport: httpx2.AsyncBaseTransport | None = None,
         limiter: Limiter | None = None,
         keep_entries: bool = False,
@@ -116,7 +119,7 @@ class Client:
             on_move=on_move,
             verify=verify,
             limiter=limiter,
-            transport=transport if http_client is None else ClientTransport(http_client),
+            transport=transport if http_client is None else user_transport(http_client),
             rng=rng or random.Random(),
         )
         self._headers = headers

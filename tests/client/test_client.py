@@ -9,18 +9,21 @@ import sys
 
 import anyio
 import anyio.abc
+import httpx
 import httpx2
 import pytest
 
 from fullbore import (
+    BadRequestError,
     Client,
     ClientClosedError,
     ConfigError,
+    ConnectionLostError,
     Retry,
     WrongLoopError,
 )
 from fullbore.pricing import CatalogPlan
-from fullbore.testing import FaultServer, answer, hold, status
+from fullbore.testing import FaultServer, answer, hold, reset, status, truncated
 from fullbore.transport.connect import check_descriptors, environment_proxy
 
 KEY = "sk-very-secret"
@@ -176,6 +179,52 @@ async def test_a_client_of_the_users_own_is_sent_through_and_left_open() -> None
             assert (await client.complete("hi")).text == "x"
         assert not mine.is_closed
     assert seen == ["/v1/chat/completions"]
+
+
+@pytest.mark.anyio
+async def test_a_client_of_httpx_is_sent_through_too() -> None:
+    """Its hooks apply, streams stream, and its errors are retried as httpx2's are."""
+    seen = []
+
+    async def note(request: httpx.Request) -> None:
+        seen.append(request.url.path)
+
+    async with (
+        FaultServer(reset(), answer("one two"), status(400)) as server,
+        httpx.AsyncClient(event_hooks={"request": [note]}) as mine,
+    ):
+        retry = Retry(base=0.001)
+        async with Client(server.url, model="m", http_client=mine, retry=retry) as client:
+            async with client.stream("hi") as stream:
+                assert "".join([delta async for delta in stream]) == "one two"
+            refused = await client.complete("hi", on_error="return")
+            assert isinstance(refused.error, BadRequestError)
+        assert not mine.is_closed
+    assert seen == ["/v1/chat/completions"] * 3
+
+
+@pytest.mark.anyio
+async def test_a_broken_answer_of_httpx_is_a_typed_error_with_its_text() -> None:
+    """Errors within the body are translated like those before it."""
+    half = 'data: {"choices": [{"delta": {"content": "one"}}]}\n\n'
+    async with FaultServer(truncated(half)) as server, httpx.AsyncClient() as mine:
+        once = Retry(attempts=1)
+        async with Client(server.url, model="m", http_client=mine, retry=once) as client:
+            result = await client.complete("hi", on_error="return")
+    assert isinstance(result.error, ConnectionLostError)
+    assert result.text == "one"
+
+
+def test_a_client_of_another_library_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"is a builtins\.object; it must be an httpx2"):
+        Client("http://x/v1", model="m", http_client=object())  # type: ignore[arg-type]
+
+
+def test_httpx_is_not_imported_without_need() -> None:
+    """It is an extra."""
+    code = "import sys, fullbore; print('httpx' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "False", done.stderr
 
 
 @pytest.mark.anyio

@@ -8,7 +8,6 @@ import socket
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
-from pathlib import Path
 
 import anyio
 import anyio.lowlevel
@@ -23,27 +22,6 @@ from fullbore.transport.http1 import HTTP1Transport
 pytestmark = pytest.mark.anyio
 
 TEXT = {"content-type": "text/plain"}
-# Self-signed for localhost and 127.0.0.1, valid until 2126; guards nothing.
-CERTIFICATE = """\
------BEGIN CERTIFICATE-----
-MIIBojCCAUmgAwIBAgIUMtMrR0bjthz7pn+zn5SJVAc2HcgwCgYIKoZIzj0EAwIw
-GDEWMBQGA1UEAwwNZnVsbGJvcmUgdGVzdDAgFw0yNjEyMDEwNDAwMTJaGA8yMTI2
-MTEwNzA0MDAxMlowGDEWMBQGA1UEAwwNZnVsbGJvcmUgdGVzdDBZMBMGByqGSM49
-AgEGCCqGSM49AwEHA0IABP5N3h8SZ0qmXFbDlEpSIvv6cb4yxM6esAVhgOO6QT1C
-grLwbZ7S6nePDBWgBqSddxT3FoFsMDLuezek9RBXpoqjbzBtMB0GA1UdDgQWBBR0
-bYnH0eQ2JnG8SKVIZSoOdutO4zAfBgNVHSMEGDAWgBR0bYnH0eQ2JnG8SKVIZSoO
-dutO4zAPBgNVHRMBAf8EBTADAQH/MBoGA1UdEQQTMBGCCWxvY2FsaG9zdIcEfwAA
-ATAKBggqhkjOPQQDAgNHADBEAiA/SPADalPBFVDFFdDT1Y6FlZYByPFY/lG7vheu
-1Mr0xwIgAh/V0RPu+QwLdJifCOjRQ895CQGNA7ByrCpLStiTVN4=
------END CERTIFICATE-----
-"""
-KEY = """\
------BEGIN PRIVATE KEY-----
-MIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQg7N/+uVGX2kfrkAxU
-4HO02ZFxcVGFM54A27JiwSLXcY+hRANCAAT+Td4fEmdKplxWw5RKUiL7+nG+MsTO
-nrAFYYDjukE9QoKy8G2e0up3jwwVoAaknXcU9xaBbDAy7ns3pPUQV6aK
------END PRIVATE KEY-----
-"""
 
 
 @asynccontextmanager
@@ -363,12 +341,10 @@ async def test_a_server_that_takes_nothing_is_a_write_timeout() -> None:
 
 
 @pytest.mark.parametrize("trusted", [True, False], ids=["trusted", "not trusted"])
-async def test_tls(trusted: bool, tmp_path: Path) -> None:
+async def test_tls(
+    trusted: bool, server_context: ssl.SSLContext, client_context: ssl.SSLContext
+) -> None:
     """The certificate is checked against the given authority, and HTTP/1.1 alone is offered."""
-    path = tmp_path / "server.pem"
-    path.write_text(CERTIFICATE + KEY)
-    server_context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    server_context.load_cert_chain(path)
     server_context.set_alpn_protocols(["h2", "http/1.1"])
     spoken: list[object] = []
 
@@ -382,7 +358,7 @@ async def test_tls(trusted: bool, tmp_path: Path) -> None:
     plain = await anyio.create_tcp_listener(local_host="127.0.0.1")
     port = plain.extra(anyio.abc.SocketAttribute.local_port)
     listener = TLSListener(plain, server_context, standard_compatible=False)
-    verify = ssl.create_default_context(cadata=CERTIFICATE if trusted else None)
+    verify = client_context if trusted else ssl.create_default_context()
     async with anyio.create_task_group() as group:
         group.start_soon(listener.serve, serve)
         async with httpx2.AsyncClient(transport=HTTP1Transport(verify=verify)) as client:

@@ -100,17 +100,6 @@ class Endpoint:
         return f"Endpoint({str(self.base_url)!r})"
 
 
-class ClientTransport(httpx2.AsyncBaseTransport):
-    """A user's own client as a transport: its proxies, mounts, auth and hooks all apply."""
-
-    def __init__(self, client: httpx2.AsyncClient) -> None:
-        self._client = client
-
-    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        """Send through the client; the client stays open, for it is the user's."""
-        return await self._client.send(request, stream=True)
-
-
 def parse_base_url(base_url: str | None) -> httpx2.URL:
     """Return the URL requests go below: the one given, ``OPENAI_BASE_URL``, or OpenAI's own.
 
