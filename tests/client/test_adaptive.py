@@ -58,6 +58,13 @@ def test_growth_says_why() -> None:
     assert 60 <= window.limit <= 110
 
 
+def test_no_doubling_where_answers_come_one_by_one() -> None:
+    """Sixteen requests at one slot: the last of the first ones took sixteen times the first."""
+    _, moves = run(SlotServer(constant(1)), seconds=120)
+    assert moves[0].new < 16
+    assert all(move.reason not in {"slow_start", "throughput_rises"} for move in moves)
+
+
 def test_a_caller_with_little_to_send_does_not_drive_the_limit_up() -> None:
     """Flat latency proves nothing when the window is not what binds."""
     window, _ = run(
@@ -171,7 +178,20 @@ def test_tokens_are_the_unit_where_they_explain_the_time() -> None:
     table.close_round()
     (point,) = table.points()
     assert point.latency == pytest.approx(0.01)
-    assert point.variance == pytest.approx(0, abs=1e-9)
+
+
+def test_a_level_is_known_better_for_every_round_that_saw_it() -> None:
+    """However many samples one round has, and however alike they are: they may share their fate."""
+    table = LoadTable()
+    errors = []
+    for _ in range(4):
+        for _ in range(100):
+            table.add(8, 1.0, 0)
+        table.close_round()
+        (point,) = table.points()
+        errors.append(math.sqrt(point.variance))
+    assert errors[0] > 0.05
+    assert errors[3] < 0.03
 
 
 def test_an_endpoint_that_changed_is_noticed() -> None:
@@ -183,3 +203,12 @@ def test_an_endpoint_that_changed_is_noticed() -> None:
         assert table.close_round() is changed
     (point,) = table.points()
     assert point.latency == pytest.approx(2.0, rel=0.1)
+
+
+def test_a_lower_load_that_does_better_than_every_higher_one_tells_of_a_change() -> None:
+    """A queue costs no throughput: four at once cannot be served faster than sixteen were."""
+    table = LoadTable()
+    for load, seconds, changed in ((16, 16.0, False), (8, 8.0, False), (4, 1.0, True)):
+        for number in range(16):
+            table.add(load, seconds * (1 + 0.01 * (number % 2)), 0)
+        assert table.close_round() is changed

@@ -9,7 +9,8 @@ Estimating the bandwidth-delay product from a model and probing around it in cyc
 et al. 2016). Limits from latency for services: TCP Vegas (Brakmo and Peterson 1995) and Netflix's
 concurrency-limits. Those read any rise of latency as queueing; a GPU that batches answers every
 request more slowly and all of them sooner, so here a rise counts as queueing only where
-throughput stops rising.
+throughput stops rising. Down it goes in steps, the next one as soon as the last did no harm, so
+that what a lower limit costs is seen before much of it is paid.
 """
 
 from __future__ import annotations
@@ -60,19 +61,51 @@ _MARGIN = 1.1
 _ENOUGH = 0.985
 """Share of the model's best throughput that is taken for the best, with fewer in flight."""
 _PROBE = 1.25
-_HOPE = 1.05
+_HOPE = 0.05
 """Possible gain of throughput for which it is worth to look higher."""
 _LEAST_ROUND = 8
 _STEADY = 0.8
 """Least ratio between the loads that a request met at its start, at its end and on average."""
 _RAMP = 3
 """Requests added for each answer while growing: quick, and yet no burst."""
+_STEP_DOWN = 0.8
 _LEAST_STEP_DOWN = 0.6
-"""A limit falls to no less than this share of itself in a round, refusals apart."""
+"""A limit falls to no less than this share of itself in a round, refusals apart: to the lesser one
+only where no model that the samples allow loses throughput by it."""
 _UNSEEN = 0.85
 """Least useful load taken from the model, as a share of the lowest load with samples."""
+_DOUBT = 0.5
+"""Share of the highest load seen; if the endpoint may have been full below it, nothing grows but by
+a probe. Where every load seen was too much, latency is proportional to load, and the least error
+of it looks like an endpoint that is nowhere full."""
 _PROBE_UP_EVERY = 8
 _PROBE_DOWN_EVERY = 12
+_QUEUED = 0.25
+"""Share of the first requests, served side by side, below which the others must have queued."""
+
+
+@dataclass(slots=True)
+class _Opening:
+    """The first answers: how many requests were served side by side.
+
+    BBR's estimate of the bandwidth-delay product while it starts up (Cardwell et al. 2016): the
+    rate of delivery times the least delay. Good for a factor of two or three, not for a verdict.
+    """
+
+    began: float = math.inf
+    ended: float = 0.0
+    work: float = 0.0
+    fastest: float = math.inf  # seconds per unit of work
+
+    def add(self, seconds: float, work: int, now: float) -> None:
+        self.began = min(self.began, now - seconds)
+        self.ended = now
+        self.work += work
+        self.fastest = min(self.fastest, seconds / work)
+
+    def side_by_side(self) -> float:
+        took = self.ended - self.began
+        return self.work * self.fastest / took if took > 0 else math.inf
 
 
 class AdaptiveWindow:
@@ -99,7 +132,8 @@ class AdaptiveWindow:
         self._ceiling = Ceiling()
         self._rounds_to_up = _PROBE_UP_EVERY
         self._rounds_to_down = 0
-        self._opening = True  # no round has ended and the first requests are out
+        # until the first requests are answered; None from then on
+        self._opening: _Opening | None = _Opening()
         # of this round
         self._answers = 0
         self._samples = 0
@@ -140,7 +174,7 @@ class AdaptiveWindow:
         if outcome.kind == "ok":
             self._ceiling.accepted()
             self._sample(outcome, now - started, mark, in_flight)
-            self._open()
+            self._open(outcome, now - started, now)
             if self._limit < self._target and self._bound():
                 self._limit = min(self._target, self._limit + _RAMP)
         elif outcome.kind == "overloaded":
@@ -150,15 +184,21 @@ class AdaptiveWindow:
         if self._samples >= self._round_size or self._answers >= 4 * self._round_size:
             self._close_round()
 
-    def _open(self) -> None:
+    def _open(self, outcome: Outcome, seconds: float, now: float) -> None:
         """Double once when as many were answered as may be in flight, as TCP does from the start.
 
         What they tell of latency belongs to a load that was still building up, so a first verdict
-        takes one more turn-over: better to have it for the larger load. An endpoint for which that
-        is too much queues for as long.
+        takes one more turn-over: better to have it for the larger load. Only where they came as
+        from a queue, one after the other, is the load large enough already.
         """
-        if self._opening and self._answers >= self._limit and self._bound():
-            self._opening = False
+        opening = self._opening
+        if opening is None:
+            return
+        opening.add(seconds, max(outcome.output_tokens, 1), now)
+        if self._answers >= self._limit and self._bound():
+            self._opening = None
+            if opening.side_by_side() < _QUEUED * self._limit:
+                return
             wanted = min(2 * self._limit, self._config.maximum, self._ceiling.level or math.inf)
             self._go("slow_start", int(wanted), f"the first {self._answers} were answered")
 
@@ -200,7 +240,7 @@ class AdaptiveWindow:
                 self._go("overloaded", level, f"refused with {others} others in flight")
 
     def _close_round(self) -> None:
-        self._opening = False
+        self._opening = None
         bound = self._bound()
         if self._failed > self._answers / 2:
             floor = min(self._limit, self._config.start)
@@ -218,7 +258,7 @@ class AdaptiveWindow:
         fit = self._table.fit(self._limit)
         if fit is None:
             return
-        reason, wanted, detail = self._aim(fit)
+        reason, wanted, detail = self._higher(fit) or self._lower(fit)
         if not bound and wanted >= self._peak:
             return  # the caller is what limits: nothing was learnt about more
         if changed:
@@ -232,31 +272,46 @@ class AdaptiveWindow:
             wanted = min(wanted, self._ceiling.level or wanted)
         self._go(reason, wanted, detail)
 
-    def _aim(self, fit: Fit) -> tuple[Reason, int, str]:
-        """The limit that the samples speak for."""
-        limit, horizon = self._limit, 2 * fit.top
-        useful = max(fit.best.useful(_ENOUGH, horizon), _UNSEEN * fit.bottom)
-        if useful > fit.top:
+    def _higher(self, fit: Fit) -> tuple[Reason, int, str] | None:
+        """A higher limit, if the samples speak for it or it is time to look."""
+        horizon = 2 * fit.top
+        useful = fit.best.useful(_ENOUGH, horizon)
+        if useful > fit.top and not self._in_doubt(fit):
             self._rounds_to_up = _PROBE_UP_EVERY
             detail = f"no sign of a queue up to {fit.top:.0f} in flight"
-            return "throughput_rises", 2 * limit, detail
-        hope = max(each.throughput(horizon) / each.throughput(limit) for each in fit.allowed)
+            return "throughput_rises", 2 * self._limit, detail
         self._rounds_to_up -= 1
+        hope = fit.hope(self._limit)
         if hope > _HOPE or self._rounds_to_up <= 0:
             self._rounds_to_up = _PROBE_UP_EVERY
-            detail = f"{hope - 1:.0%} more throughput may be possible"
-            return "probe_up", max(limit + 1, round(limit * _PROBE)), detail
-        wanted = max(round(_MARGIN * useful) + 1, round(_LEAST_STEP_DOWN * limit))
+            detail = f"{hope:.0%} more throughput may be possible"
+            return "probe_up", max(self._limit + 1, round(self._limit * _PROBE)), detail
+        return None
+
+    def _lower(self, fit: Fit) -> tuple[Reason, int, str]:
+        """The limit at which the endpoint is full, or a look below this one."""
+        limit = self._limit
+        useful = max(fit.best.useful(_ENOUGH, 2 * fit.top), _UNSEEN * fit.bottom)
+        lowest = fit.lowest(_ENOUGH)
+        spared = max(
+            _LEAST_STEP_DOWN * limit, min(_STEP_DOWN * limit, _MARGIN * fit.highest(_ENOUGH))
+        )
+        wanted = max(round(_MARGIN * useful) + 1, round(spared))
+        if self._in_doubt(fit):
+            wanted = min(wanted, limit)
         self._rounds_to_down -= 1
         if wanted <= limit and self._rounds_to_down >= _PROBE_DOWN_EVERY - 1:
             self._rounds_to_down = 0  # the last look lower did no harm: look lower still
-        lowest = min(each.useful(_ENOUGH, horizon) for each in fit.allowed)
         if self._rounds_to_down <= 0 and lowest < 0.75 * limit / _MARGIN:
             self._rounds_to_down = _PROBE_DOWN_EVERY
-            factor = _LEAST_STEP_DOWN if fit.bottom > 0.7 * limit else 1 / 1.15
-            lower = max(1, min(wanted, round(limit * factor)))
+            far = fit.bottom > 0.7 * limit or lowest < 0.4 * limit
+            lower = max(1, min(wanted, round(limit * (_STEP_DOWN if far else 1 / 1.15))))
             return "probe_down", lower, "fewer in flight may do as well"
         return "endpoint_full", wanted, f"the endpoint is full at about {useful:.0f} in flight"
+
+    def _in_doubt(self, fit: Fit) -> bool:
+        """Whether every load seen may have been too much, or nearly every one."""
+        return fit.lowest(_ENOUGH) <= max(_DOUBT * fit.top, fit.bottom)
 
     def _go(self, reason: Reason, wanted: int, detail: str) -> None:
         """Make `wanted` the limit: at once if it is lower, with the answers to come if higher."""

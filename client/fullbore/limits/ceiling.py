@@ -61,6 +61,7 @@ class Ceiling:
         """
         assert self.level is not None
         if self._rising and not self._refused:
+            self._met = 0  # what was refused before is accepted
             self._step *= 2
             self.level = limit + self._step
             return "ceiling_rose"

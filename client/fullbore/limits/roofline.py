@@ -18,12 +18,18 @@ bandwidth-delay product (Cardwell et al. 2016) is the case `slope = 0`.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
 _PER_OCTAVE = 6
 _MODEL_ERROR = 0.02
 """Relative error granted to the model itself; no bucket counts as more precise than this."""
+
+_ROUND_ERROR = 0.08
+"""Relative error of what one round says of a level, however many samples it has: requests that one
+step of the server answers share its fate, and the first turn-over at a new limit holds the burst of
+newcomers too. That is a bias, so it falls with the rounds and not with their square root."""
 
 _LEAST_CHANGE = 0.35
 """Least change of latency, as a logarithm, that counts as a changed endpoint. Half of it can come
@@ -35,6 +41,7 @@ class _Sums:
     """Sums over samples of (load, latency, work), enough for a ratio estimator and its error."""
 
     count: float = 0.0
+    rounds: float = 0.0
     load: float = 0.0
     latency: float = 0.0
     latency2: float = 0.0
@@ -137,6 +144,19 @@ class Fit:
     bottom: float
     top: float
 
+    def lowest(self, share: float) -> float:
+        """The least load at which the endpoint may have that share of its best throughput."""
+        return min(each.useful(share, 2 * self.top) for each in self.allowed)
+
+    def highest(self, share: float) -> float:
+        """The least load at which the endpoint surely has that share of its best throughput."""
+        return max(each.useful(share, 2 * self.top) for each in self.allowed)
+
+    def hope(self, load: float) -> float:
+        """Relative gain of throughput over that at `load` that twice the highest load may give."""
+        horizon = 2 * self.top
+        return max(each.throughput(horizon) / each.throughput(load) for each in self.allowed) - 1
+
 
 class LoadTable:
     """Samples by level of load, six levels to the octave, the older the lighter.
@@ -180,11 +200,14 @@ class LoadTable:
             if sums.count < 0.25:
                 del self._levels[level]
         for level, fresh in self._round.items():
+            fresh.rounds = 1
             known = self._levels.setdefault(level, _Sums())
             known.merge(fresh)
             most = max(12.0, self._memory * known.load / known.count)
+            rounds = min(known.rounds, self._memory)
             if known.count > most:
                 known.scale(most / known.count)
+            known.rounds = rounds
         self._round = {}
         return changed
 
@@ -198,18 +221,18 @@ class LoadTable:
         return _fit(points, near) if points else None
 
     def _contradicted(self) -> bool:
-        if not self._levels:
-            return False
+        """Whether a level is not what it was, or does better than every higher one did."""
         known = {round(math.log2(p.load) * _PER_OCTAVE): p for p in self._points(self._levels)}
         total = sum(sums.count for sums in self._round.values())
         for point in self._points(self._round):
             level = round(math.log2(point.load) * _PER_OCTAVE)
-            old = known.get(level)
-            if old is None or self._round[level].count < total / 3:
+            if self._round[level].count < total / 3:
                 continue  # a level passed through holds the slow answers that began above it
-            change = math.log(point.latency / old.latency)
-            error = math.sqrt(point.variance + old.variance + _MODEL_ERROR**2)
-            if abs(change) > _LEAST_CHANGE and abs(change) > 5 * error:
+            old = known.get(level)
+            if old is not None and _change(point, old, of=_latency) != 0:
+                return True
+            above = [known[higher] for higher in known if higher > level]
+            if above and all(_change(point, higher, of=_throughput) > 0 for higher in above):
                 return True
         return False
 
@@ -219,7 +242,10 @@ class LoadTable:
         for level in sorted(levels):
             sums = levels[level]
             latency = sums.per_work() if by_work else sums.per_request()
-            points.append(Point(sums.load / sums.count, latency, spread / sums.count))
+            variance = spread / sums.count
+            if sums.rounds:
+                variance += (_ROUND_ERROR / sums.rounds) ** 2
+            points.append(Point(sums.load / sums.count, latency, variance))
         return points
 
     def _unit(self) -> tuple[bool, float]:
@@ -236,6 +262,21 @@ class LoadTable:
         if self._tokens_known and work < request:
             return True, work / count
         return False, request / count
+
+
+def _latency(point: Point) -> float:
+    return point.latency
+
+
+def _throughput(point: Point) -> float:
+    return point.load / point.latency
+
+
+def _change(new: Point, old: Point, *, of: Callable[[Point], float]) -> float:
+    """The change of a quantity, as a logarithm; 0 if it may be chance."""
+    change = math.log(of(new) / of(old))
+    error = math.sqrt(new.variance + old.variance + _MODEL_ERROR**2)
+    return change if abs(change) > max(_LEAST_CHANGE, 5 * error) else 0.0
 
 
 def _fit(points: list[Point], near: float) -> Fit:

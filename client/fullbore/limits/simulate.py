@@ -1,6 +1,6 @@
 """Simulated endpoints under a virtual clock: what a limit does, without waiting for it.
 
-Owns three models of a server and a closed-loop driver that runs a `Window` against one of them.
+Owns two models of a server and a closed-loop driver that runs a `Window` against one of them.
 Everything is a discrete-event simulation: no task, no sleep, one seed, one result. Knows the
 `Window` protocol and nothing of how a window decides.
 """
@@ -59,11 +59,11 @@ class Endpoint(Protocol):
         ...
 
     def next_done(self, now: float) -> float:
-        """When the next job will be done, if nothing arrives; infinity when none runs."""
+        """When to call `finish`, if nothing arrives before; infinity when no job runs."""
         ...
 
-    def finish(self, now: float) -> Job:
-        """Remove the job that is done at `now`."""
+    def finish(self, now: float) -> Job | None:
+        """Remove a job that is done at `now`; None if none is after all."""
         ...
 
 
@@ -279,7 +279,9 @@ class _ClosedLoop:
             done = self._endpoint.next_done(now)
             now = max(now, min(wire, done))
             if done <= wire:
-                self._post(now, self._endpoint.finish(now), "ok")
+                finished = self._endpoint.finish(now)
+                if finished is not None:
+                    self._post(now, finished, "ok")
                 continue
             _, _, job, what = heapq.heappop(self._wire)
             if what == "arrive":
