@@ -10,7 +10,9 @@ import asyncio
 import logging
 import os
 import re
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -82,6 +84,8 @@ def _serve(options: argparse.Namespace, say: Callable[[str], None], started: flo
             f"WARNING: {server_config.host} is open to other machines, and no key is asked for. "
             f"Set --api-key or {API_KEY_VARIABLE}, or bind 127.0.0.1."
         )
+    if options.until_eof:
+        threading.Thread(target=_stop_at_eof, name="until-eof", daemon=True).start()
     say(f"starting {engine_config.model}")
     # Read once, when torch is loaded. OpenMP's threads otherwise spin while they wait for each
     # other: beside an HTTP loop on the same cores, a step then takes several times as long.
@@ -96,6 +100,13 @@ def _serve(options: argparse.Namespace, say: Callable[[str], None], started: flo
         say("try it:\n" + try_it(url, name, server_config))
 
     asyncio.run(serve(engine_config, server_config, ready=ready, progress=say))
+
+
+def _stop_at_eof() -> None:
+    """Wait until standard input ends, and stop as SIGTERM does."""
+    while os.read(0, 4096):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -134,6 +145,12 @@ def _add_network(parser: argparse.ArgumentParser) -> None:
         default=SERVER.shutdown_timeout,
         metavar="SECONDS",
         help="what running requests get to finish after SIGTERM or Ctrl-C",
+    )
+    group.add_argument(
+        "--until-eof",
+        action="store_true",
+        default=False,
+        help="also stop when standard input ends: with the program that started this one",
     )
     group.add_argument(
         "--log-level",

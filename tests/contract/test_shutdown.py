@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx2
 import pytest
@@ -82,3 +86,31 @@ def test_a_server_that_cannot_start_says_why() -> None:
         BackgroundServer(["--block-size", "3"]),
     ):
         pass
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for the process in /proc")
+def test_it_ends_with_the_program_that_started_it() -> None:
+    """Even with one that is killed and can clean nothing up."""
+    program = (
+        "from fullbore_backend.server import BackgroundServer\n"
+        f"server = BackgroundServer({FLAGS}, on_line=lambda line: print(server.pid, flush=True))\n"
+        "server.__enter__()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        parent.kill()
+    deadline = time.monotonic() + 60
+    while Path(f"/proc/{child}").exists() and not _is_zombie(child):
+        assert time.monotonic() < deadline, "the server outlives its parent"
+        time.sleep(0.05)
+
+
+def _is_zombie(pid: int) -> bool:
+    """Whether it has ended, and nobody asked how: its new parent may be slow to."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True

@@ -68,9 +68,10 @@ class BackgroundServer:
         :raises BackendError: it ended, or was not ready in time; with what it printed last.
         """
         command = [sys.executable, "-m", "fullbore_backend.cli", "serve", "--port", "0"]
+        command.append("--until-eof")  # its input is ours to close, and closes if we are killed
         self._process = subprocess.Popen(
             [*command, *self._arguments],
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
@@ -116,6 +117,7 @@ class BackgroundServer:
     def _end(self, number: signal.Signals) -> None:
         assert self._process is not None
         assert self._reader is not None
+        assert self._process.stdin is not None
         if self._process.poll() is None:
             self._process.send_signal(number)
             try:
@@ -123,6 +125,7 @@ class BackgroundServer:
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
+        self._process.stdin.close()
         self._reader.join()
 
     def _read(self) -> None:
