@@ -9,6 +9,9 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+import tokenizers
+import torch
+import transformers
 
 from fullbore_backend.tokenizer import Tokenizer, load_tokenizer
 from fullbore_backend.weights import resolve_model
@@ -57,3 +60,33 @@ def write_gguf(tmp_path: Path) -> Callable[..., Path]:
         return tmp_path / name
 
     return write
+
+
+@pytest.fixture(scope="session")
+def byte_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of safetensors: a small random Llama whose tokens are bytes."""
+    path = tmp_path_factory.mktemp("bytes")
+    config = transformers.LlamaConfig(
+        vocab_size=256,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        bos_token_id=None,
+        eos_token_id=0,
+    )
+    torch.manual_seed(1)
+    model = transformers.LlamaForCausalLM(config)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    model.save_pretrained(path)
+    letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = tokenizers.Tokenizer(
+        tokenizers.models.BPE({letter: number for number, letter in enumerate(letters)}, [])
+    )
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    tokenizer.save(str(path / "tokenizer.json"))
+    return path

@@ -13,14 +13,16 @@ from collections.abc import Callable, Sequence
 
 _COMMANDS = {
     "serve": "run the reference backend: an OpenAI-compatible server for a local model",
+    "eval": "measure which precision of a local model is good enough",
 }
+_OF_THE_BACKEND = {"serve": "fullbore_backend.cli", "eval": "fullbore_backend.evaluate.cli"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status (2 for wrong usage)."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if arguments and arguments[0] == "serve":
-        return _serve(arguments)
+    if arguments and arguments[0] in _OF_THE_BACKEND:
+        return _hand_over(arguments)
     parser = _parser()
     options = parser.parse_args(arguments)
     if options.version:
@@ -47,15 +49,17 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _serve(arguments: list[str]) -> int:
+def _hand_over(arguments: list[str]) -> int:
+    command = arguments[0]
     try:
-        run: Callable[[list[str]], int] = importlib.import_module("fullbore_backend.cli").main
+        module = importlib.import_module(_OF_THE_BACKEND[command])
+        run: Callable[[list[str]], int] = module.main
         return run(arguments)
     except ModuleNotFoundError as exc:
         if exc.name is None or exc.name.startswith(("fullbore.", "fullbore_backend.")):
             raise  # a file of ours is gone: that is a bug and shall look like one
         sys.stderr.write(
-            f"fullbore serve needs the module {exc.name!r}, which is not installed.\n"
+            f"fullbore {command} needs the module {exc.name!r}, which is not installed.\n"
             "Install the backend with: pip install 'fullbore[backend]'\n"
         )
         return 1
