@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import get_args
 
-from .config import EngineConfig, Precision
+from .config import EngineConfig, KvPrecision, Precision
 from .errors import BackendError, ConfigError
 from .server.config import ServerConfig
 
@@ -172,7 +172,13 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
         "--precision",
         choices=get_args(Precision),
         default=ENGINE.precision,
-        help="of weights and KV cache; auto is fp32 on a CPU, bf16 on a GPU",
+        help="of weights and activations; auto is fp32 on a CPU, bf16 on a GPU",
+    )
+    group.add_argument(
+        "--kv-precision",
+        choices=get_args(KvPrecision),
+        default=ENGINE.kv_precision,
+        help="of the KV cache; auto is that of the activations",
     )
     group.add_argument(
         "--device", choices=("auto", "cpu", "cuda"), default=ENGINE.device, help="where it runs"
@@ -246,6 +252,7 @@ def configs_from(options: argparse.Namespace) -> tuple[EngineConfig, ServerConfi
         model=options.model,
         served_name=given.get("served_name"),
         precision=options.precision,
+        kv_precision=options.kv_precision,
         device=options.device,
         kv_cache_bytes=given.get("kv_cache_memory"),
         block_size=options.block_size,

@@ -15,6 +15,7 @@ DEFAULT_MODEL = "smollm2-135m"
 """The model served when none is named: SmolLM2-135M-Instruct."""
 
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
+KvPrecision = Literal["auto", "fp32", "bf16", "fp16", "fp8", "int8"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +47,9 @@ class EngineConfig:
     :param model: a built-in name (``smollm2-135m``), a ``.gguf`` file, a folder of safetensors, or
         a Hugging Face hub id.
     :param served_name: the name requests use; ``None`` derives it from ``model``.
-    :param precision: of weights and KV cache; ``auto`` is fp32 on a CPU and bf16 on a GPU.
+    :param precision: of weights and activations; ``auto`` is fp32 on a CPU and bf16 on a GPU.
+    :param kv_precision: of the KV cache; ``auto`` is that of the activations. fp8 (e4m3) and int8
+        have a scale for each token and head.
     :param device: ``auto``, ``cpu`` or ``cuda``.
     :param kv_cache_bytes: size of the KV pool; ``None`` takes a share of the memory available.
     :param max_model_len: tokens; ``None`` takes the model's own limit.
@@ -60,6 +63,7 @@ class EngineConfig:
     model: str = DEFAULT_MODEL
     served_name: str | None = None
     precision: Precision = "auto"
+    kv_precision: KvPrecision = "auto"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     kv_cache_bytes: int | None = None
     block_size: int = 16

@@ -16,6 +16,7 @@ from .config import DEFAULT_MODEL, EngineConfig, SchedulerConfig
 from .errors import ConfigError
 from .graphs import cuda_capture
 from .kernels import AttentionBatch, KvPages, select_ops
+from .kernels.kv_pages import token_bytes
 from .memory import num_kv_blocks
 from .models import MODELS, AnyCausalModel, Decoder, Model, build_model
 from .runner import Runner
@@ -26,6 +27,7 @@ LARGEST_GRAPH = 256
 """Sequences in the largest decode step that is captured as a CUDA graph."""
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+_KV_DTYPES = {**_DTYPES, "fp8": torch.float8_e4m3fn, "int8": torch.int8}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,12 +64,13 @@ def load_model(config: EngineConfig, progress: Callable[[str], None]) -> LoadedM
         model = _model(checkpoint, dtype, device)
         context = _context(config, model)
         model.init_rotary(context)
-        scheduler_config = _scheduler_config(config, model, context, dtype, device)
+        kv_dtype = dtype if config.kv_precision == "auto" else _KV_DTYPES[config.kv_precision]
+        scheduler_config = _scheduler_config(config, model, context, kv_dtype, device)
         runner = Runner(
             model,
             num_blocks=scheduler_config.num_blocks,
             block_size=scheduler_config.block_size,
-            dtype=dtype,
+            kv_dtype=kv_dtype,
             device=device,
         )
         if device.type == "cuda" and config.graphs and isinstance(model, Decoder):
@@ -140,7 +143,7 @@ def _context(config: EngineConfig, model: Model) -> int:
 
 @torch.inference_mode()
 def _step_bytes(
-    config: EngineConfig, model: Model, context: int, dtype: torch.dtype, device: torch.device
+    config: EngineConfig, model: Model, context: int, kv_dtype: torch.dtype, device: torch.device
 ) -> int:
     """What the largest step takes of a GPU besides weights and cache: it is run, and looked at.
 
@@ -150,10 +153,13 @@ def _step_bytes(
         return 0
     tokens = min(config.max_num_batched_tokens, context)
     blocks = -(-tokens // config.block_size)
-    shape, kv = (blocks, config.block_size, model.kv.kv_heads), model.kv
-    pages = KvPages(
-        k=torch.zeros(*shape, kv.k_dim, dtype=dtype, device=device),
-        v=torch.zeros(*shape, kv.v_dim, dtype=dtype, device=device),
+    kv = model.kv
+    pages = KvPages.zeros(
+        *(blocks, config.block_size, kv.kv_heads),
+        k_dim=kv.k_dim,
+        v_dim=kv.v_dim,
+        dtype=kv_dtype,
+        device=device,
     )
     batch = AttentionBatch.build(
         query_lens=[tokens],
@@ -178,18 +184,18 @@ def _scheduler_config(
     config: EngineConfig,
     model: Model,
     context: int,
-    dtype: torch.dtype,
+    kv_dtype: torch.dtype,
     device: torch.device,
 ) -> SchedulerConfig:
     kv = model.kv
-    token_bytes = kv.layers * kv.kv_heads * (kv.k_dim + kv.v_dim) * dtype.itemsize
-    block_bytes = token_bytes * config.block_size
+    in_a_layer = token_bytes(kv.kv_heads, k_dim=kv.k_dim, v_dim=kv.v_dim, dtype=kv_dtype)
+    block_bytes = kv.layers * in_a_layer * config.block_size
     blocks = num_kv_blocks(
         requested_bytes=config.kv_cache_bytes,
         block_bytes=block_bytes,
         useful_blocks=config.max_num_seqs * -(-context // config.block_size),
         device=device,
-        step_bytes=_step_bytes(config, model, context, dtype, device),
+        step_bytes=_step_bytes(config, model, context, kv_dtype, device),
     )
     return SchedulerConfig(
         num_blocks=blocks,

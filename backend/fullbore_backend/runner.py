@@ -5,12 +5,10 @@ Owns the model and the pages of the KV cache. It does not know why a batch looks
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from .graphs import Capture, DecodeGraphs
@@ -45,6 +43,7 @@ class Runner:
 
     :param model: weights filled in, on ``device``, angle tables made.
     :param num_blocks: pages of the KV cache, ``block_size`` tokens each; allocated here.
+    :param kv_dtype: of the pages.
     """
 
     def __init__(
@@ -53,7 +52,7 @@ class Runner:
         *,
         num_blocks: int,
         block_size: int,
-        dtype: torch.dtype,
+        kv_dtype: torch.dtype,
         device: torch.device,
     ) -> None:
         self.model = model
@@ -61,11 +60,13 @@ class Runner:
         self.device = device
         self.graphs: DecodeGraphs | None = None
         kv = model.kv
-        shape = (num_blocks, block_size, kv.kv_heads)
         self.pages = [
-            KvPages(
-                k=_zeros((*shape, kv.k_dim), dtype, device),
-                v=_zeros((*shape, kv.v_dim), dtype, device),
+            KvPages.zeros(
+                *(num_blocks, block_size, kv.kv_heads),
+                k_dim=kv.k_dim,
+                v_dim=kv.v_dim,
+                dtype=kv_dtype,
+                device=device,
             )
             for _ in range(kv.layers)
         ]
@@ -174,18 +175,6 @@ class _Unknown:
             places = torch.tensor(self._places, device=token_ids.device)
             rows = torch.tensor(self._rows, device=token_ids.device)
             token_ids.index_copy_(0, places, self._before.started.tokens.index_select(0, rows))
-
-
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Zeros that take memory only where they are written to, on a CPU.
-
-    numpy asks the system for zeroed pages, which are mapped on first use; ``torch.zeros`` writes
-    them. Zeros they must be: attention multiplies what it masks by nothing, and NaN would stay NaN.
-    """
-    if device.type != "cpu" or not math.prod(shape):
-        return torch.zeros(shape, dtype=dtype, device=device)
-    pages = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
-    return torch.from_numpy(pages).view(dtype).view(shape)
 
 
 def _shape(chunk: Chunk) -> tuple[int, int]:

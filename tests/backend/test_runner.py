@@ -29,7 +29,9 @@ def test_an_unused_pool_takes_no_memory_and_reads_as_zeros(dtype: torch.dtype) -
     }
     model = build_model(config, select_ops(torch.device("cpu")))
     before = resident()
-    runner = Runner(model, num_blocks=2**17, block_size=16, dtype=dtype, device=torch.device("cpu"))
+    runner = Runner(
+        model, num_blocks=2**17, block_size=16, kv_dtype=dtype, device=torch.device("cpu")
+    )
     pool = sum(pages.nbytes for pages in runner.pages)
     assert pool >= 2**30
     assert resident() - before < pool // 8

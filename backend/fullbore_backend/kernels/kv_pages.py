@@ -7,8 +7,10 @@ here.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from ..errors import ConfigError
@@ -43,6 +45,28 @@ class KvPages:
                 f"{self.k.dtype} pages {'need' if scaled else 'take no'} k_scale and v_scale."
             )
 
+    @classmethod
+    def zeros(
+        cls,
+        num_blocks: int,
+        block_size: int,
+        kv_heads: int,
+        *,
+        k_dim: int,
+        v_dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> KvPages:
+        """Empty pages. On a CPU they take memory only where they are written to."""
+        rows = (num_blocks, block_size, kv_heads)
+        scaled = dtype in LARGEST
+        return cls(
+            k=_zeros((*rows, k_dim), dtype, device),
+            v=_zeros((*rows, v_dim), dtype, device),
+            k_scale=_zeros(rows, torch.float32, device) if scaled else None,
+            v_scale=_zeros(rows, torch.float32, device) if scaled else None,
+        )
+
     @property
     def block_size(self) -> int:
         """Tokens in a page."""
@@ -53,6 +77,24 @@ class KvPages:
         """Bytes of the pages and of their scales."""
         tensors = (self.k, self.v, self.k_scale, self.v_scale)
         return sum(tensor.nbytes for tensor in tensors if tensor is not None)
+
+
+def token_bytes(kv_heads: int, *, k_dim: int, v_dim: int, dtype: torch.dtype) -> int:
+    """What one token takes in the pages of one layer, its scales included."""
+    scales = 2 * torch.float32.itemsize if dtype in LARGEST else 0
+    return kv_heads * ((k_dim + v_dim) * dtype.itemsize + scales)
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeros that take memory only where they are written to, on a CPU.
+
+    numpy asks the system for zeroed pages, which are mapped on first use; ``torch.zeros`` writes
+    them. Zeros they must be: attention multiplies what it masks by nothing, and NaN would stay NaN.
+    """
+    if device.type != "cpu" or not math.prod(shape):
+        return torch.zeros(shape, dtype=dtype, device=device)
+    pages = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
+    return torch.from_numpy(pages).view(dtype).view(shape)
 
 
 def quantize_kv(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
