@@ -24,6 +24,7 @@ from .linear import (
     pack_linear_onednn,
     pack_linear_torch,
 )
+from .linear_quantized import linear_quantized_torch, linear_quantized_triton
 from .mla_attention import mla_attention_torch
 from .moe import fused_experts_torch, route_torch
 from .paged_attention import paged_attention_torch
@@ -57,6 +58,7 @@ class Ops:
 
     pack_linear: Callable[[torch.Tensor], torch.Tensor] = pack_linear_torch
     linear: Callable[..., torch.Tensor] = linear_torch
+    linear_quantized: Callable[..., torch.Tensor] = linear_quantized_torch
     rms_norm: Callable[..., torch.Tensor] = rms_norm_torch
     add_rms_norm: Callable[..., tuple[torch.Tensor, torch.Tensor]] = add_rms_norm_torch
     rope: Callable[..., torch.Tensor] = rope_torch
@@ -75,6 +77,7 @@ class Ops:
 def triton_ops() -> Ops:
     """Triton's, as far as there are any: for CUDA, and for the CPU in Triton's interpreter."""
     return Ops(
+        linear_quantized=linear_quantized_triton,
         rms_norm=rms_norm_triton,
         add_rms_norm=add_rms_norm_triton,
         rope=rope_triton,
