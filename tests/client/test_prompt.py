@@ -77,7 +77,7 @@ def test_a_prompt_may_choose_not_to_stream() -> None:
         {},
         {"max_tokens": 3},
         {"prompt": "a", "messages": []},
-        {"prompt": object()},
+        {"prompt": int},
     ],
     ids=repr,
 )

@@ -44,7 +44,9 @@ def exact(
     return out if bias is None else out + bias.double()
 
 
-@pytest.mark.parametrize("quantize", [quantize_int8, quantize_fp8, "blocks"], ids=str)
+@pytest.mark.parametrize(
+    "quantize", [quantize_int8, quantize_fp8, "blocks"], ids=["int8", "fp8", "fp8 blocks"]
+)
 def test_a_weight_comes_back(quantize: Callable[[torch.Tensor], Int8Weight | Fp8Weight]) -> None:
     weight = randn(200, 300)
     weight[3] = 0.0
@@ -139,7 +141,9 @@ def test_every_byte_is_widened(device: torch.device) -> None:
     assert torch.equal(got.cpu(), weight.dequantize().T)
 
 
-@pytest.mark.parametrize("linear", [linear_int8_triton, linear_fp8_triton])
+@pytest.mark.parametrize(
+    "linear", [linear_int8_triton, linear_fp8_triton], ids=["int8", "fp8"]
+)
 def test_no_tokens(linear: Callable[..., torch.Tensor], device: torch.device) -> None:
     quantize = quantize_int8 if linear is linear_int8_triton else quantize_fp8
     out = linear(torch.empty(0, 32, device=device), quantize(randn(7, 32)).to(device))

@@ -28,7 +28,8 @@ class GatedMlp(nn.Module):
         activation: Literal["silu", "gelu"] = "silu",
     ) -> None:
         super().__init__()
-        self.gate = ops.silu_mul if activation == "silu" else ops.gelu_mul
+        self.is_silu = activation == "silu"
+        self.gate = ops.silu_mul if self.is_silu else ops.gelu_mul
         self.gate_up = Linear(ops, hidden, (intermediate, intermediate), bias=bias)
         self.down = Linear(ops, intermediate, hidden, bias=bias)
 

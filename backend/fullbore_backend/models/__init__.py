@@ -11,6 +11,7 @@ from typing import Any
 from ..errors import ModelError
 from ..kernels import Ops
 from .any_causal import AnyCausalModel
+from .cpu_decoder import CpuDecoder
 from .decoder import Decoder, KvLayout
 from .deepseek_v3 import deepseek_v3
 from .gemma3 import gemma3
@@ -19,9 +20,9 @@ from .gpt_oss import gpt_oss
 from .llama import llama
 from .qwen import qwen2, qwen3
 
-__all__ = ["MODELS", "AnyCausalModel", "Decoder", "KvLayout", "Model", "build_model"]
+__all__ = ["MODELS", "AnyCausalModel", "CpuDecoder", "Decoder", "KvLayout", "Model", "build_model"]
 
-Model = Decoder | AnyCausalModel
+Model = Decoder | CpuDecoder | AnyCausalModel
 
 MODELS: Mapping[str, Callable[[Mapping[str, Any], Ops], Decoder]] = {
     "deepseek_v3": deepseek_v3,
