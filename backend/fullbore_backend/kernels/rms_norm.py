@@ -16,12 +16,15 @@ from ._triton import CompileCase, jit, tl, triton
 def rms_norm_torch(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """``x / sqrt(mean(x²) + eps) · weight`` over the last dimension.
 
-    The mean is taken in fp32 when ``x`` is narrower.
+    The mean is taken in fp32 when ``x`` is narrower. What a weight in fp32 multiplies is not rounded
+    before (Gemma's norms), what a narrower one multiplies is (Llama's).
 
-    :param x: (..., size); :param weight: (size,). Returns a tensor like ``x``.
+    :param x: (..., size); :param weight: (size,), like ``x`` or fp32. Returns a tensor like ``x``.
     """
     if x.dtype.itemsize >= 4:
         return F.rms_norm(x, (x.shape[-1],), weight, eps)
+    if weight.dtype == torch.float32:
+        return F.rms_norm(x.float(), (x.shape[-1],), weight, eps).to(x.dtype)
     normed = F.rms_norm(x.float(), (x.shape[-1],), None, eps)
     return normed.to(x.dtype) * weight
 
@@ -58,8 +61,11 @@ def _rms_norm_kernel(  # type: ignore[no-untyped-def]
         tl.store(total_ptr + row * size + columns, x, mask=inside)
     wide = x.to(tl.float32)
     scale = tl.rsqrt(tl.sum(wide * wide, axis=0) / size + eps)
-    weight = tl.load(weight_ptr + columns, mask=inside, other=0.0).to(tl.float32)
-    normed = (wide * scale).to(x.dtype).to(tl.float32) * weight
+    weight = tl.load(weight_ptr + columns, mask=inside, other=0.0)
+    normed = wide * scale
+    if weight.dtype != tl.float32:
+        normed = normed.to(x.dtype).to(tl.float32)
+    normed = normed * weight.to(tl.float32)
     tl.store(out_ptr + row * size + columns, normed.to(x.dtype), mask=inside)
 
 

@@ -36,7 +36,8 @@ def rope_store_kv_torch(
     :param qkv: (tokens, heads + 2 · kv_heads, head_dim): queries, then keys, then values.
     :param cos: and :param sin: (tokens, pairs) fp32; see :func:`.rope.rope_torch`.
     :param slots: (tokens,) int64; see :func:`.store_kv.store_kv_torch`.
-    :param q_norm: and :param k_norm: (head_dim,) weights of RMS norms, both or neither.
+    :param q_norm: and :param k_norm: (head_dim,) weights of RMS norms, both or neither; see
+        :func:`.rms_norm.rms_norm_torch` for their dtype.
     :returns: (tokens, heads, head_dim), same dtype as ``qkv``.
     """
     kv_heads = pages.k.shape[2]
@@ -100,11 +101,13 @@ def _rope_store_kernel(  # type: ignore[no-untyped-def]
             norm_ptr = k_norm_ptr
             if is_query:
                 norm_ptr = q_norm_ptr
-            weight = tl.load(norm_ptr + columns, mask=inside, other=0.0).to(tl.float32)
-            other_weight = tl.load(norm_ptr + partner, mask=inside, other=0.0).to(tl.float32)
+            weight = tl.load(norm_ptr + columns, mask=inside, other=0.0)
+            other_weight = tl.load(norm_ptr + partner, mask=inside, other=0.0)
             scale = tl.rsqrt(tl.sum(x * x, axis=0) / DIM + eps)
-            x = (x * scale).to(dtype).to(tl.float32) * weight
-            other = (other * scale).to(dtype).to(tl.float32) * other_weight
+            x, other = x * scale, other * scale
+            if weight.dtype != tl.float32:
+                x, other = x.to(dtype).to(tl.float32), other.to(dtype).to(tl.float32)
+            x, other = x * weight.to(tl.float32), other * other_weight.to(tl.float32)
             x, other = x.to(dtype).to(tl.float32), other.to(dtype).to(tl.float32)
         angle = token * PAIRS + tl.where(low, columns, columns - PAIRS)
         cos = tl.load(cos_ptr + angle, mask=turns, other=1.0)

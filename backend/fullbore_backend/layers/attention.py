@@ -54,8 +54,10 @@ class Attention(nn.Module):
         sizes = (heads * head_dim, kv_heads * head_dim, kv_heads * head_dim)
         self.qkv = Linear(ops, hidden, sizes, bias=qkv_bias)
         self.out = Linear(ops, heads * head_dim, hidden, bias=out_bias)
-        self.q_norm = _norm(head_dim) if qk_norm else None
-        self.k_norm = _norm(head_dim) if qk_norm else None
+        # A sum in fewer bits would not be what the checkpoint says.
+        norm_dtype = torch.float32 if norm_plus else None
+        self.q_norm = _norm(head_dim, norm_dtype) if qk_norm else None
+        self.k_norm = _norm(head_dim, norm_dtype) if qk_norm else None
         self.sinks = (
             nn.Parameter(torch.empty(heads, dtype=torch.float32), requires_grad=False)
             if sinks
@@ -98,5 +100,5 @@ class Attention(nn.Module):
         return places
 
 
-def _norm(size: int) -> nn.Parameter:
-    return nn.Parameter(torch.empty(size), requires_grad=False)
+def _norm(size: int, dtype: torch.dtype | None) -> nn.Parameter:
+    return nn.Parameter(torch.empty(size, dtype=dtype), requires_grad=False)

@@ -8,23 +8,38 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 import torch
 from torch import nn
 
 from ..errors import ModelError
-from .linear import Linear
+from ..kernels.linear_quantized import QuantizedWeight
+from .linear import Linear, widened
 
 Fill = Callable[[torch.Tensor], None]
 Places = dict[str, Fill]
 
 
+@dataclass(frozen=True, slots=True)
+class LinearPart:
+    """Fills one part of a linear map: the one place that takes weights in few bits as they are."""
+
+    linear: Linear
+    part: int
+    kind: str
+
+    def __call__(self, tensor: torch.Tensor | QuantizedWeight) -> None:
+        self.linear.load(self.part, self.kind, tensor)
+
+
 def copy_to(parameter: nn.Parameter | torch.Tensor, *, plus: float = 0.0) -> Fill:
     """Copy a tensor into a parameter of the same shape.
 
-    :param plus: added to it: norms that multiply by one plus their weight become plain ones.
+    :param plus: added to it in fp32: norms that multiply by one plus their weight become plain
+        ones.
     """
-    return lambda tensor: copy_into(parameter.data, tensor + plus if plus else tensor)
+    return lambda tensor: copy_into(parameter.data, tensor.float() + plus if plus else tensor)
 
 
 def copy_into(target: torch.Tensor, tensor: torch.Tensor) -> None:
@@ -41,12 +56,12 @@ def copy_into(target: torch.Tensor, tensor: torch.Tensor) -> None:
 
 def linear_places(linear: Linear, *names: str) -> Places:
     """Where the parts of a linear map come from: one name each, in the order of its parts."""
-
-    def fill(part: int, kind: str) -> Fill:
-        return lambda tensor: linear.load(part, kind, tensor)
-
     kinds = ("weight",) if linear.bias is None else ("weight", "bias")
-    return {f"{name}.{kind}": fill(part, kind) for part, name in enumerate(names) for kind in kinds}
+    return {
+        f"{name}.{kind}": LinearPart(linear, part, kind)
+        for part, name in enumerate(names)
+        for kind in kinds
+    }
 
 
 def below(prefix: str, places: Places) -> Places:
@@ -55,11 +70,16 @@ def below(prefix: str, places: Places) -> Places:
 
 
 def fill_places(
-    places: Places, tensors: Iterable[tuple[str, torch.Tensor]], *, ignored: re.Pattern[str]
+    places: Places,
+    tensors: Iterable[tuple[str, torch.Tensor | QuantizedWeight]],
+    *,
+    ignored: re.Pattern[str],
+    device: torch.device,
 ) -> None:
     """Take in a checkpoint.
 
     :param ignored: names that are passed over: what follows from others, and what is not run.
+    :param device: where quantised weights are widened whose place is not a linear map.
     :raises ModelError: for a name that is not known, a shape that does not fit, or a weight that is
         missing.
     """
@@ -67,16 +87,24 @@ def fill_places(
     for name, tensor in tensors:
         fill = places.get(name)
         if fill is None:
-            if ignored.search(name):
+            if ignored.search(name) or _is_no_bias(name, tensor):
                 continue
             raise ModelError(
                 f"the checkpoint has a tensor {name!r} that this model has no place for."
             )
         try:
-            fill(tensor)
+            if isinstance(fill, LinearPart):
+                fill(tensor)
+            else:
+                fill(widened(tensor, device))
         except ModelError as error:
             raise ModelError(f"tensor {name!r} of the checkpoint has {error}") from None
         missing.discard(name)
     if missing:
         some = ", ".join(sorted(missing)[:3])
         raise ModelError(f"the checkpoint lacks {len(missing)} tensors, among them {some}.")
+
+
+def _is_no_bias(name: str, tensor: torch.Tensor | QuantizedWeight) -> bool:
+    """Whether it is a bias of zeros, as GPTQ's tools write for maps that have none."""
+    return name.endswith(".bias") and isinstance(tensor, torch.Tensor) and not tensor.any()

@@ -1,8 +1,14 @@
 """Tables of rotary angles, with the ways in which checkpoints stretch them to longer contexts.
 
-Knows ``linear`` (Chen et al., 2023), ``llama3`` (Llama 3.1's blend by wavelength), ``yarn`` (Peng
-et al., 2023) and ``factors`` (a divisor per frequency, as GGUF files store it). Anything else is
+Knows ``linear`` (Chen et al., 2023), ``dynamic`` (NTK-aware, by length; Peng et al., 2023),
+``llama3`` (Llama 3.1's blend by wavelength), ``yarn`` (Peng et al., 2023), ``longrope`` (Ding et
+al., 2024) and ``factors`` (a divisor per frequency, as GGUF files store it). Anything else is
 refused: a model run with the wrong angles fails silently.
+
+``dynamic`` and ``longrope`` change all angles once a sequence is longer than those of training,
+while keys in the cache were turned by the old ones. Here the longest sequence that is served
+decides, once: up to the length of training nothing is changed, and beyond it the angles are those
+that transformers uses for a sequence of that full length, also for shorter ones.
 """
 
 from __future__ import annotations
@@ -25,8 +31,10 @@ def rotary_tables(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Cosines and sines of every angle, each (max_positions, head_dim / 2) in fp32.
 
+    :param max_positions: the longest sequence; see above for the kinds that it changes.
     :param theta: base of the geometric series of wavelengths.
-    :param scaling: ``rope_scaling`` of a Hugging Face config, or ``None``.
+    :param scaling: ``rope_scaling`` of a Hugging Face config, as ``weights/config_json.py`` leaves
+        it, or ``None``.
     :raises ModelError: for a kind of scaling that is not known.
     """
     exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
@@ -35,6 +43,10 @@ def rotary_tables(
     kind = "default" if not scaling else scaling.get("rope_type", scaling.get("type", "default"))
     if scaling and kind == "linear":
         frequencies = frequencies / float(scaling["factor"])
+    elif scaling and kind == "dynamic":
+        frequencies = 1.0 / _dynamic_base(theta, head_dim, max_positions, scaling) ** exponents
+    elif scaling and kind == "longrope":
+        frequencies, magnitude = _longrope(frequencies, max_positions, scaling)
     elif scaling and kind == "llama3":
         frequencies = _llama3(frequencies, scaling)
     elif scaling and kind == "yarn":
@@ -43,11 +55,44 @@ def rotary_tables(
         frequencies = frequencies / torch.as_tensor(scaling["factors"], dtype=torch.float32)
     elif kind != "default":
         raise ModelError(
-            f"rope scaling {kind!r} is not supported; known are default, linear, llama3, yarn "
-            "and factors."
+            f"rope scaling {kind!r} is not supported; known are default, linear, dynamic, llama3, "
+            "yarn, longrope and factors."
         )
     angles = torch.outer(torch.arange(max_positions, dtype=torch.float32), frequencies)
     return angles.cos() * magnitude, angles.sin() * magnitude
+
+
+def trained_positions(scaling: Mapping[str, Any] | None) -> int | None:
+    """The longest sequence whose angles are those of training, where a longer one changes them."""
+    if not scaling or scaling.get("rope_type") not in ("dynamic", "longrope"):
+        return None
+    return int(scaling["original_max_position_embeddings"])
+
+
+def _dynamic_base(
+    theta: float, head_dim: int, max_positions: int, scaling: Mapping[str, Any]
+) -> float:
+    """Grows with the length, so that the slowest frequency is interpolated and the fastest kept."""
+    original, factor = int(scaling["original_max_position_embeddings"]), float(scaling["factor"])
+    stretch = factor * max(max_positions, original) / original - (factor - 1)
+    return float(theta * stretch ** (head_dim / (head_dim - 2)))
+
+
+def _longrope(
+    frequencies: torch.Tensor, max_positions: int, scaling: Mapping[str, Any]
+) -> tuple[torch.Tensor, float]:
+    """A divisor of each frequency, found by search: one set for short sequences, one for long.
+
+    Returns (frequencies, magnitude); the magnitude is one for both."""
+    original, factor = int(scaling["original_max_position_embeddings"]), float(scaling["factor"])
+    which = "long_factor" if max_positions > original else "short_factor"
+    divisors = torch.tensor(scaling[which], dtype=torch.float32)
+    if divisors.shape != frequencies.shape:
+        raise ModelError(f"{which} has {len(divisors)} numbers for {len(frequencies)} frequencies.")
+    magnitude = scaling.get("attention_factor")
+    if magnitude is None:
+        magnitude = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
+    return frequencies / divisors, float(magnitude)
 
 
 def _llama3(frequencies: torch.Tensor, scaling: Mapping[str, Any]) -> torch.Tensor:

@@ -86,7 +86,7 @@ class AnyCausalModel(nn.Module):
             )
         self.model = model.to(device).eval()
         self.vocab_size: int = config.vocab_size
-        self.max_positions = _max_positions(config)
+        self.max_positions = self.usual_positions = _max_positions(config)
         with torch.inference_mode():
             self.kv = self._find_layout()
             self._check()

@@ -36,6 +36,7 @@ class CpuDecoder:
         if reason is not None:
             raise ConfigError(reason)
         self.vocab_size, self.max_positions = decoder.vocab_size, decoder.max_positions
+        self.usual_positions = decoder.usual_positions
         self.kv, self.spare_layers = decoder.kv, decoder.spare_layers
         self._library, self._threads = library, threads
         self._rotary = decoder

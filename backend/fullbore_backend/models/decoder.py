@@ -15,10 +15,11 @@ from torch import nn
 
 from ..errors import ModelError
 from ..kernels import AttentionBatch, KvPages, Ops
+from ..kernels.linear_quantized import QuantizedWeight
 from ..layers.block import Block
 from ..layers.linear import Linear
-from ..layers.places import Places, below, copy_to, fill_places, linear_places
-from ..layers.rotary import rotary_tables
+from ..layers.places import LinearPart, Places, below, copy_to, fill_places, linear_places
+from ..layers.rotary import rotary_tables, trained_positions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +84,7 @@ class DecoderConfig:
                 head_dim=head_dim,
                 intermediate=config["intermediate_size"],
                 norm_eps=config.get("rms_norm_eps", 1e-6),
-                max_positions=config.get("max_position_embeddings", 2048),
+                max_positions=_max_positions(config),
                 tied=bool(config.get("tie_word_embeddings", False)),
                 rotary=Rotary(
                     dim=int(head_dim * config.get("partial_rotary_factor", 1.0)),
@@ -100,6 +101,13 @@ class DecoderConfig:
         """Raise :class:`ModelError` for another activation."""
         if self.activation != "silu":
             raise ModelError(f"activation {self.activation!r} is not supported; silu is.")
+
+
+def _max_positions(config: Mapping[str, Any]) -> int:
+    """The longest sequence; ``dynamic`` scaling is for lengths beyond those of training."""
+    limit: int = config.get("max_position_embeddings", 2048)
+    scaling = config.get("rope_scaling") or {}
+    return int(limit * scaling["factor"]) if scaling.get("rope_type") == "dynamic" else limit
 
 
 class Decoder(nn.Module):
@@ -129,6 +137,8 @@ class Decoder(nn.Module):
         # Lets torch see them; `blocks` keeps their type.
         self._owned = nn.ModuleList(b for b in blocks if isinstance(b, nn.Module))
         self.vocab_size, self.max_positions = config.vocab_size, config.max_positions
+        # What is served unless more is asked for: see `layers/rotary.py`.
+        self.usual_positions = trained_positions(config.rotary.scaling) or config.max_positions
         self.spare_layers = config.spare_layers
         self.rotaries = tuple(rotaries) or (config.rotary,)
         self.kv = kv or KvLayout(
@@ -141,7 +151,9 @@ class Decoder(nn.Module):
         self.embedding = nn.Parameter(
             torch.empty(config.vocab_size, config.hidden), requires_grad=False
         )
-        self.norm = nn.Parameter(torch.empty(config.hidden), requires_grad=False)
+        # A sum in fewer bits would not be what the checkpoint says.
+        norm_dtype = torch.float32 if norm_plus else None
+        self.norm = nn.Parameter(torch.empty(config.hidden, dtype=norm_dtype), requires_grad=False)
         self.head = None if config.tied else Linear(ops, config.hidden, config.vocab_size)
         self.tables: tuple[tuple[torch.Tensor, torch.Tensor], ...] = ()  # made by init_rotary
 
@@ -204,12 +216,12 @@ class Decoder(nn.Module):
             wide = self.logit_cap * torch.tanh(wide / self.logit_cap)
         return wide
 
-    def load(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+    def load(self, tensors: Iterable[tuple[str, torch.Tensor | QuantizedWeight]]) -> None:
         """Fill in every weight from (Hugging Face name, tensor) pairs.
 
         :raises ModelError: for a name that is not known, a wrong shape, or a weight left out.
         """
-        fill_places(self.places(), tensors, ignored=self._ignored())
+        fill_places(self.places(), tensors, ignored=self._ignored(), device=self.embedding.device)
         for module in self.modules():
             if isinstance(module, Linear):
                 module.pack()
@@ -227,6 +239,16 @@ class Decoder(nn.Module):
         for number, block in enumerate(self.blocks):
             places |= below(f"model.layers.{number}", block.places())
         return places
+
+    def linear_weights(self) -> frozenset[str]:
+        """Names of the weights of its linear maps, the output head's apart."""
+        return frozenset(
+            name
+            for name, fill in self.places().items()
+            if isinstance(fill, LinearPart)
+            and fill.kind == "weight"
+            and fill.linear is not self.head
+        )
 
     def _ignored(self) -> re.Pattern[str]:
         """Names that follow from the configuration, that repeat the embedding, or spare layers'."""

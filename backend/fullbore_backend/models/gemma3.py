@@ -32,9 +32,7 @@ class Gemma3Block(nn.Module):
         self.attention = attention
         self.mlp = GatedMlp(ops, c.hidden, c.intermediate, activation="gelu")
         names = ("attention_in", "attention_out", "mlp_in", "mlp_out")
-        self.norms = nn.ParameterDict(
-            {name: nn.Parameter(torch.empty(c.hidden), requires_grad=False) for name in names}
-        )
+        self.norms = nn.ParameterDict({name: _norm(c.hidden) for name in names})
 
     def forward(
         self,
@@ -112,6 +110,11 @@ def gemma3(config: Mapping[str, Any], ops: Ops) -> Decoder:
         norm_plus=1.0,
         logit_cap=config.get("final_logit_softcapping"),
     )
+
+
+def _norm(size: int) -> nn.Parameter:
+    """In fp32 whatever the model runs in: one plus a weight is taken there."""
+    return nn.Parameter(torch.empty(size, dtype=torch.float32), requires_grad=False)
 
 
 def _slides(config: Mapping[str, Any], layer: int) -> bool:

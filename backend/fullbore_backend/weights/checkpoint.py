@@ -11,6 +11,8 @@ from ..errors import ModelError
 if TYPE_CHECKING:
     import torch
 
+    from .parts import Weight
+
 
 class Checkpoint(Protocol):
     """A model's configuration and weights, in Hugging Face's vocabulary whatever the file format.
@@ -39,12 +41,18 @@ class Checkpoint(Protocol):
     def eos_token_ids(self) -> tuple[int, ...]:
         """Every end-of-sequence id the files name, in the order found."""
 
-    def tensors(self, *, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield ``(name, tensor)`` on the CPU in ``dtype``, one at a time, in file order.
+    @property
+    def quantization(self) -> str | None:
+        """How weights are quantised, if :meth:`tensors` yields them so."""
+
+    def tensors(self, *, dtype: torch.dtype) -> Iterator[tuple[str, Weight]]:
+        """Yield ``(name, tensor)`` on the CPU, one at a time, in file order.
 
         Names are Hugging Face's (``model.layers.0.self_attn.q_proj.weight``) and so is the layout:
         ``(out_features, in_features)``, rotary halves not interleaved. Each tensor is a fresh copy.
+        Floats come as they are stored, and weights in few bits as they can be multiplied with.
 
+        :param dtype: what is widened here is in.
         :raises ModelError: if the data cannot be read.
         """
 

@@ -7,7 +7,8 @@ result of :func:`normalise` always has these keys, so that a model class needs n
 ``num_key_value_heads``, ``head_dim``, ``intermediate_size``, ``vocab_size``,
 ``max_position_embeddings``, ``rms_norm_eps``, ``hidden_act``, ``tie_word_embeddings``,
 ``attention_bias`` (of q, k and v), ``attention_out_bias`` (of o), ``mlp_bias``, ``rope_theta``
-(float), ``rope_scaling`` (``None``, or a dict with ``rope_type``), ``partial_rotary_factor``,
+(float), ``rope_scaling`` (``None``, or a dict with ``rope_type``; for ``dynamic`` and ``longrope``
+also ``original_max_position_embeddings`` and ``factor``), ``partial_rotary_factor``,
 ``bos_token_id``, ``eos_token_id``, ``pad_token_id``; and every other key as it was found.
 
 ``rope_type`` is Hugging Face's, and one more: ``factors``, with ``factors`` a list of
@@ -99,3 +100,19 @@ def _normalise_rope(config: dict[str, Any]) -> None:
     config["rope_theta"] = float(theta)
     config["partial_rotary_factor"] = float(partial or 1.0)
     config["rope_scaling"] = None if kind == "default" else {"rope_type": kind, **scaling}
+    if kind in ("dynamic", "longrope"):
+        _complete_by_length(config, config["rope_scaling"])
+
+
+def _complete_by_length(config: Mapping[str, Any], scaling: dict[str, Any]) -> None:
+    """What the kinds of scaling that depend on a sequence's length take from beside them.
+
+    ``dynamic`` starts at ``max_position_embeddings``, whatever else is there; ``longrope`` reaches
+    up to them.
+    """
+    limit = config["max_position_embeddings"]
+    key = "original_max_position_embeddings"
+    original = limit if scaling["rope_type"] == "dynamic" else scaling.get(key) or config.get(key)
+    scaling[key] = original or limit
+    if scaling.get("factor") is None:
+        scaling["factor"] = limit / scaling[key]

@@ -43,6 +43,7 @@ class GGUFCheckpoint:
             self._file, self._architecture, rope_factors=rope_factors
         )
         self.eos_token_ids: tuple[int, ...] = eos_token_ids(self._file.metadata)
+        self.quantization: str | None = None  # blocks are widened
         self._check_complete()
 
     @property
@@ -63,7 +64,8 @@ class GGUFCheckpoint:
                 values = self._restore_rotary_order(name, values)
             if self._architecture.norm_offset and name.endswith("norm.weight"):
                 values -= self._architecture.norm_offset
-            yield name, torch.from_numpy(values).to(dtype)
+            is_wide = self._types[info.name].name == "F32"
+            yield name, torch.from_numpy(values).to(torch.float32 if is_wide else dtype)
 
     def _read(self, info: TensorInfo) -> Values:
         kind = self._types[info.name]

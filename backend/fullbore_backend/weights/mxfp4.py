@@ -23,13 +23,14 @@ def widen_mxfp4(
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Replace each pair ``X_blocks`` and ``X_scales`` by ``X``, inputs before outputs.
 
+    :param dtype: of what is widened.
     :raises ModelError: when one half of a pair is missing.
     """
     halves: dict[str, dict[str, torch.Tensor]] = {}
     for name, tensor in tensors:
         suffix = name[-len(_BLOCKS) :]
         if suffix not in (_BLOCKS, _SCALES):
-            yield name, tensor.to(dtype)
+            yield name, tensor
             continue
         stem = name[: -len(suffix)]
         pair = halves.setdefault(stem, {})
