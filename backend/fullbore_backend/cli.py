@@ -172,13 +172,15 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
         "--precision",
         choices=get_args(Precision),
         default=ENGINE.precision,
-        help="of weights and activations; auto is fp32 on a CPU, bf16 on a GPU",
+        help="of weights and activations; int8, fp8 and int4 quantise weights as they are read; "
+        "auto is bf16 on a GPU, on a CPU int8 where the model allows it, else fp32, and a "
+        "quantised checkpoint's own",
     )
     group.add_argument(
         "--kv-precision",
         choices=get_args(KvPrecision),
         default=ENGINE.kv_precision,
-        help="of the KV cache; auto is that of the activations",
+        help="of the KV cache; auto is that of the activations, bf16 beside int8 weights",
     )
     group.add_argument(
         "--device", choices=("auto", "cpu", "cuda"), default=ENGINE.device, help="where it runs"

@@ -14,7 +14,7 @@ from .errors import ConfigError
 DEFAULT_MODEL = "smollm2-135m"
 """The model served when none is named: SmolLM2-135M-Instruct."""
 
-Precision = Literal["auto", "fp32", "bf16", "fp16"]
+Precision = Literal["auto", "fp32", "bf16", "fp16", "int8", "fp8", "int4"]
 KvPrecision = Literal["auto", "fp32", "bf16", "fp16", "fp8", "int8"]
 
 
@@ -47,12 +47,18 @@ class EngineConfig:
     :param model: a built-in name (``smollm2-135m``), a ``.gguf`` file, a folder of safetensors, or
         a Hugging Face hub id.
     :param served_name: the name requests use; ``None`` derives it from ``model``.
-    :param precision: of weights and activations; ``auto`` is fp32 on a CPU and bf16 on a GPU.
-    :param kv_precision: of the KV cache; ``auto`` is that of the activations. fp8 (e4m3) and int8
-        have a scale for each token and head.
+    :param precision: of weights and activations; ``auto`` is bf16 on a GPU, and on a CPU int8 where
+        the model and the machine allow it, else fp32. int8 and fp8 are of the weights of linear
+        maps, the output head's apart, and of what they are multiplied with; int4 is of weights
+        alone. Everything else is bf16 on a GPU and fp32 on a CPU then. On a CPU int8 goes by groups
+        of 64, the output head included. A checkpoint that is quantised stays as it is with
+        ``auto`` (but for a CPU's int8); what else is named here, it is widened or quantised to.
+    :param kv_precision: of the KV cache; ``auto`` is that of the activations, and bf16 beside int8
+        weights. fp8 (e4m3) and int8 have a scale for each token and head.
     :param device: ``auto``, ``cpu`` or ``cuda``.
     :param kv_cache_bytes: size of the KV pool; ``None`` takes a share of the memory available.
-    :param max_model_len: tokens; ``None`` takes the model's own limit.
+    :param max_model_len: tokens; ``None`` takes the model's own limit, or that of its training if
+        longer sequences change the angles of all (rope scaling ``dynamic`` and ``longrope``).
     :param overlap: schedule and launch a step while the one before is computed; ``None`` does so on
         a GPU.
     :param graphs: on a GPU, capture decode steps as CUDA graphs before the first request.

@@ -5,6 +5,7 @@ The one place that touches files and memory limits; the engine is built from wha
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -15,13 +16,18 @@ import torch
 from .config import DEFAULT_MODEL, EngineConfig, SchedulerConfig
 from .errors import ConfigError
 from .graphs import cuda_capture
-from .kernels import AttentionBatch, KvPages, select_ops
+from .kernels import AttentionBatch, KvPages, Ops, select_ops
+from .kernels.cpu import load_library
 from .kernels.kv_pages import token_bytes
 from .memory import num_kv_blocks
-from .models import MODELS, AnyCausalModel, Decoder, Model, build_model
+from .models import MODELS, AnyCausalModel, CpuDecoder, Decoder, Model, build_model
+from .models.cpu_decoder import reason_against
 from .runner import Runner
 from .tokenizer import Tokenizer, load_tokenizer
 from .weights import Checkpoint, open_checkpoint, resolve_model
+from .weights.quantize import QUANTIZED, in_precision
+
+logger = logging.getLogger(__name__)
 
 LARGEST_GRAPH = 256
 """Sequences in the largest decode step that is captured as a CUDA graph."""
@@ -60,11 +66,12 @@ def load_model(config: EngineConfig, progress: Callable[[str], None]) -> LoadedM
     # The tokenizer is built beside the weights: both spend their time outside the interpreter.
     with ThreadPoolExecutor(1) as pool:
         tokenizer = pool.submit(load_tokenizer, path)
-        progress(f"reading weights of {path.name} in {_name_of(dtype)}")
-        model = _model(checkpoint, dtype, device)
+        progress(f"reading weights of {path.name}")
+        model = _model(config, checkpoint, dtype, device)
+        progress(f"{_name_of(config, checkpoint, model, dtype)} weights are in memory")
         context = _context(config, model)
         model.init_rotary(context)
-        kv_dtype = dtype if config.kv_precision == "auto" else _KV_DTYPES[config.kv_precision]
+        kv_dtype = _kv_dtype(config, model, dtype)
         scheduler_config = _scheduler_config(config, model, context, kv_dtype, device)
         runner = Runner(
             model,
@@ -105,20 +112,73 @@ def _device(config: EngineConfig) -> torch.device:
 
 
 def _dtype(config: EngineConfig, device: torch.device) -> torch.dtype:
-    if config.precision == "auto":
+    """Of activations, and of weights that are not quantised."""
+    if config.precision == "auto" or config.precision in QUANTIZED:
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     return _DTYPES[config.precision]
 
 
-def _name_of(dtype: torch.dtype) -> str:
+def _kv_dtype(config: EngineConfig, model: Model, dtype: torch.dtype) -> torch.dtype:
+    if config.kv_precision != "auto":
+        return _KV_DTYPES[config.kv_precision]
+    return torch.bfloat16 if isinstance(model, CpuDecoder) else dtype
+
+
+def _name_of(config: EngineConfig, checkpoint: Checkpoint, model: Model, dtype: torch.dtype) -> str:
+    if isinstance(model, CpuDecoder):
+        return "int8"
+    if config.precision in QUANTIZED:
+        return config.precision
+    if config.precision == "auto" and checkpoint.quantization is not None:
+        return checkpoint.quantization
     return next(name for name, each in _DTYPES.items() if each == dtype)
 
 
-def _model(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> Model:
+def _model(
+    config: EngineConfig, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device
+) -> Model:
+    if device.type == "cpu" and config.precision in ("auto", "int8"):
+        model = _cpu_model(checkpoint)
+        if model is not None:
+            return model
     if checkpoint.model_type not in MODELS and checkpoint.path.is_dir():
-        return AnyCausalModel(
-            checkpoint.path, select_ops(device, dtype), dtype=dtype, device=device
+        return _any_model(config, checkpoint, dtype, device)
+    return _decoder(config, checkpoint, dtype, device)
+
+
+def _cpu_model(checkpoint: Checkpoint) -> CpuDecoder | None:
+    """The model in int8 for the CPU's own kernels; ``None``, with a logged reason, if they cannot.
+
+    A quantised checkpoint is widened first: torch's way with few bits is many times slower.
+    """
+    reason = f"{checkpoint.model_type} models have no code for it"
+    if checkpoint.model_type in MODELS:
+        plain = build_model(checkpoint.config, Ops())
+        reason = reason_against(plain) or ""
+        library = None if reason else load_library()
+        if library is not None:
+            tensors = checkpoint.tensors(dtype=torch.float32)
+            plain.load(in_precision(tensors, "fp32", names=frozenset(), device=torch.device("cpu")))
+            return CpuDecoder(plain, library, threads=torch.get_num_threads())
+        reason = reason or "the CPU kernels could not be built"
+    logger.info("the CPU's int8 kernels are not used: %s", reason)
+    return None
+
+
+def _any_model(
+    config: EngineConfig, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device
+) -> AnyCausalModel:
+    if config.precision in QUANTIZED:
+        raise ConfigError(
+            f"precision {config.precision} is for models with code of ours, which "
+            f"{checkpoint.model_type} models have not. Use --precision auto."
         )
+    return AnyCausalModel(checkpoint.path, select_ops(device, dtype), dtype=dtype, device=device)
+
+
+def _decoder(
+    config: EngineConfig, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device
+) -> Decoder:
     with torch.device(device):
         default = torch.get_default_dtype()
         torch.set_default_dtype(dtype)
@@ -126,14 +186,28 @@ def _model(checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device) -> 
             model = build_model(checkpoint.config, select_ops(device, dtype))
         finally:
             torch.set_default_dtype(default)
-    model.load(checkpoint.tensors(dtype=dtype))
+    model.load(
+        in_precision(
+            checkpoint.tensors(dtype=dtype),
+            config.precision,
+            names=model.linear_weights(),
+            device=device,
+        )
+    )
     return model.eval()
 
 
 def _context(config: EngineConfig, model: Model) -> int:
     limit = model.max_positions
     if config.max_model_len is None:
-        return limit
+        usual = model.usual_positions
+        if usual < limit:
+            logger.warning(
+                "served with %d tokens of context; up to %d can be had by max_model_len, with "
+                "other angles for all sequences (layers/rotary.py)",
+                *(usual, limit),
+            )
+        return usual
     if config.max_model_len > limit:
         raise ConfigError(
             f"max_model_len is {config.max_model_len}, and the model was made for {limit} tokens."

@@ -271,7 +271,7 @@ def test_the_context_limit_ends_a_request() -> None:
 
 
 def test_a_prompt_larger_than_the_pool_is_refused_with_the_flag_to_raise() -> None:
-    tiny = Engine(EngineConfig(kv_cache_bytes=4 * 16 * 2 * 30 * 3 * 64 * 4))
+    tiny = Engine(EngineConfig(kv_precision="fp32", kv_cache_bytes=4 * 16 * 2 * 30 * 3 * 64 * 4))
     with pytest.raises(ContextLengthError, match="kv-cache-memory"):
         tiny.generate([[5] * 65], GREEDY)
     (done,) = tiny.generate([[5] * 60], SamplingParams(temperature=0, ignore_eos=True))

@@ -103,7 +103,7 @@ class Oracle:
 @pytest.fixture(scope="module")
 def oracle(model_path: Path) -> Oracle:
     """transformers reads the GGUF file by itself, so that our reader is tested too."""
-    engine = Engine(EngineConfig(kv_cache_bytes=2**24))
+    engine = Engine(EngineConfig(precision="fp32", kv_cache_bytes=2**24))
     asked = prompts(engine)
     model = transformers.AutoModelForCausalLM.from_pretrained(
         str(model_path.parent), gguf_file=model_path.name, dtype=torch.float32
@@ -129,14 +129,19 @@ def oracle(model_path: Path) -> Oracle:
 BLOCK_BYTES = 2 * 30 * 3 * 64 * 4  # of a block of one token, in fp32
 
 CONFIGS: dict[str, EngineConfig] = {
-    "as it comes": EngineConfig(),
+    "as it comes": EngineConfig(precision="fp32"),
     "budget 33, blocks of 1": EngineConfig(
-        max_num_batched_tokens=33, max_num_seqs=32, block_size=1
+        precision="fp32", max_num_batched_tokens=33, max_num_seqs=32, block_size=1
     ),
-    "one at a time, blocks of 64": EngineConfig(max_num_seqs=1, block_size=64),
-    "no prefix cache, budget 2048": EngineConfig(prefix_caching=False, max_num_batched_tokens=2048),
+    "one at a time, blocks of 64": EngineConfig(precision="fp32", max_num_seqs=1, block_size=64),
+    "no prefix cache, budget 2048": EngineConfig(
+        precision="fp32", prefix_caching=False, max_num_batched_tokens=2048
+    ),
     "memory for a few": EngineConfig(
-        kv_cache_bytes=1600 * BLOCK_BYTES, max_num_batched_tokens=100, block_size=8
+        precision="fp32",
+        kv_cache_bytes=1600 * BLOCK_BYTES,
+        max_num_batched_tokens=100,
+        block_size=8,
     ),
 }
 
@@ -167,7 +172,7 @@ def test_greedy_tokens_equal_transformers(name: str, oracle: Oracle, record_prop
 
 def test_neighbours_and_parameters_do_not_leak(oracle: Oracle) -> None:
     """A greedy request among sampled, penalised, biased and short ones gets its own tokens."""
-    engine = Engine(EngineConfig(max_num_seqs=16))
+    engine = Engine(EngineConfig(precision="fp32", max_num_seqs=16))
     greedy = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
     others = [
         SamplingParams(temperature=1.5, max_tokens=20, seed=1),

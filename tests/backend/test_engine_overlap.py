@@ -8,7 +8,9 @@ import pytest
 
 from fullbore_backend import Completion, Engine, EngineConfig, SamplingParams
 
-SIZES = EngineConfig(kv_cache_bytes=2**25, max_num_seqs=4, max_num_batched_tokens=24, max_waiting=8)
+SIZES = EngineConfig(
+    precision="fp32", kv_cache_bytes=2**25, max_num_seqs=4, max_num_batched_tokens=24, max_waiting=8
+)
 
 
 @pytest.fixture(scope="module")
@@ -16,6 +18,7 @@ def ahead() -> Engine:
     """An engine that overlaps."""
     return Engine(
         EngineConfig(
+            precision=SIZES.precision,
             kv_cache_bytes=SIZES.kv_cache_bytes,
             max_num_seqs=SIZES.max_num_seqs,
             max_num_batched_tokens=SIZES.max_num_batched_tokens,

@@ -12,7 +12,9 @@ import torch
 from fullbore_backend import Engine, EngineConfig, SamplingParams
 from fullbore_backend.graphs import batch_sizes, eager_capture
 
-CPU = EngineConfig(device="cpu", kv_cache_bytes=2**25, max_num_seqs=6, max_num_batched_tokens=32)
+CPU = EngineConfig(
+    device="cpu", precision="fp32", kv_cache_bytes=2**25, max_num_seqs=6, max_num_batched_tokens=32
+)
 
 
 def test_batch_sizes_end_with_the_largest_and_pad_little() -> None:
@@ -38,6 +40,7 @@ def test_the_same_tokens_with_fixed_buffers(overlap: bool) -> None:
     buffered = Engine(
         EngineConfig(
             device="cpu",
+            precision="fp32",
             kv_cache_bytes=2**25,
             max_num_seqs=6,
             max_num_batched_tokens=32,

@@ -28,10 +28,11 @@ from fullbore_backend.server.thread import ThreadServer
 
 pytestmark = pytest.mark.anyio
 
-TOKENS = 3000
+TOKENS = 6000
 EVENT = 200  # bytes; every event is larger
 GRANIAN = 64 * 2**10  # its buffer for a response
 WINDOW = 64 * 2**10  # of a stream, in our HTTP/2 transport
+READ = 256 * 2**10  # what asyncio takes from a socket at once, before anyio stops it
 
 
 def kernel() -> int:
@@ -43,7 +44,7 @@ def kernel() -> int:
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Llama of random weights that speaks in letters: a thousand tokens a second."""
+    """A Llama of random weights that speaks in letters: thousands of tokens a second."""
     folder = tmp_path_factory.mktemp("tiny")
     letters = {chr(ord("a") + i): i for i in range(26)} | {"<end>": 26}
     tokenizer = tokenizers.Tokenizer(models.BPE(vocab=letters, merges=[]))
@@ -98,7 +99,7 @@ async def paused(server: ThreadServer) -> None:
 
 
 TRANSPORTS: dict[str, tuple[Callable[[], httpx2.AsyncBaseTransport], int]] = {
-    "http1": (lambda: httpx2.AsyncHTTPTransport(), GRANIAN + kernel()),
+    "http1": (lambda: httpx2.AsyncHTTPTransport(), GRANIAN + kernel() + READ),
     "http2": (lambda: HTTP2Transport(prior_knowledge=True), GRANIAN + WINDOW),
 }
 

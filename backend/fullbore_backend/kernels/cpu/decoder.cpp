@@ -195,8 +195,8 @@ class Runner {
     }
     const float scale = 1.0f / std::sqrt(sum(squares) / hidden + m_->eps);
     for (int group = 0; group < groups; group++) {
-      f32x16 part[4];
-      for (int i = 0; i < 4; i++) {
+      f32x16 part[GROUP / LANES];
+      for (int i = 0; i < GROUP / LANES; i++) {
         const int at = group * GROUP + i * LANES;
         part[i] = at < hidden ? load_f32(x + at) * scale * load_f32(weight + at) : f32x16{};
       }

@@ -39,14 +39,14 @@ struct Quantized {
 };
 
 // Quantises one token's group: 127 stands for its largest magnitude.
-FULLBORE_INLINE void quantize_group(const f32x16 (&x)[4], int8_t* codes, float* scale,
+FULLBORE_INLINE void quantize_group(const f32x16 (&x)[GROUP / LANES], int8_t* codes, float* scale,
                                     int32_t* total) {
   f32x16 magnitude = abs(x[0]);
-  for (int i = 1; i < 4; i++) magnitude = max(magnitude, abs(x[i]));
+  for (int i = 1; i < GROUP / LANES; i++) magnitude = max(magnitude, abs(x[i]));
   const float most = largest(magnitude);
   const float factor = most > 0 ? 127.0f / most : 0.0f;
   f32x16 totals{};
-  for (int i = 0; i < 4; i++) {
+  for (int i = 0; i < GROUP / LANES; i++) {
     const f32x16 code = round(x[i] * factor);
     totals += code;
     store(codes + i * LANES,
@@ -59,8 +59,8 @@ FULLBORE_INLINE void quantize_group(const f32x16 (&x)[4], int8_t* codes, float* 
 // Quantises a token of `size` numbers, padded with zeros to whole groups.
 inline void quantize_token(const float* x, int size, int token, int groups, const Quantized& out) {
   for (int group = 0; group < groups; group++) {
-    f32x16 part[4];
-    for (int i = 0; i < 4; i++) {
+    f32x16 part[GROUP / LANES];
+    for (int i = 0; i < GROUP / LANES; i++) {
       const int at = group * GROUP + i * LANES;
       if (at + LANES <= size) {
         part[i] = load_f32(x + at);
