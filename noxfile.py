@@ -62,10 +62,13 @@ def demo(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def tests(session: nox.Session) -> None:
-    """Everything but what is marked slow or gpu; arguments go to pytest."""
+    """Everything but what is marked slow or gpu, in two processes; arguments go to pytest."""
     python = shared_python(session, "dev")
+    arguments = ("-n", "2", "--dist", "loadfile", *session.posargs)
     session.run(
-        *(python, "-m", "pytest", "-m", "not slow and not gpu", *session.posargs), external=True
+        *(python, "-m", "pytest", "-m", "not slow and not gpu", *arguments),
+        env={"OMP_NUM_THREADS": "1"},  # torch's threads would be twice as many as there are cores
+        external=True,
     )
 
 
@@ -99,9 +102,9 @@ def soak(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def gpu(session: nox.Session) -> None:
-    """The tests that need an NVIDIA GPU."""
+    """What needs an NVIDIA GPU: kernels on the device, and the engine on them; see docs/gpu.md."""
     python = shared_python(session, "dev")
-    session.run(python, "-m", "pytest", "-m", "gpu", *session.posargs, external=True)
+    session.run(python, "bench/gpu_check.py", *session.posargs, external=True)
 
 
 @nox.session(venv_backend="none")
