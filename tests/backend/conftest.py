@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import gguf
 import numpy as np
 import pytest
 import tokenizers
@@ -15,6 +14,9 @@ import transformers
 
 from fullbore_backend.tokenizer import Tokenizer, load_tokenizer
 from fullbore_backend.weights import resolve_model
+
+if TYPE_CHECKING:
+    import gguf
 
 
 @pytest.fixture(scope="session")
@@ -41,6 +43,8 @@ def write_gguf(tmp_path: Path) -> Callable[..., Path]:
         quantisation: gguf.GGMLQuantizationType | None = None,
         name: str = "model.gguf",
     ) -> Path:
+        import gguf  # a GPU machine may lack it
+
         writer = gguf.GGUFWriter(tmp_path / name, architecture)
         for key, value in metadata.items():
             kind = gguf.GGUFValueType.get_type(value)

@@ -32,9 +32,7 @@ def normalised(scaling: dict[str, Any], **more: Any) -> Any:
     return normalise(raw, source="config.json")
 
 
-def theirs(
-    scaling: dict[str, Any], length: int, **more: Any
-) -> tuple[torch.Tensor, torch.Tensor]:
+def theirs(scaling: dict[str, Any], length: int, **more: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """transformers' frequencies for a sequence of this length, and what they make of positions."""
     parameters = {"rope_theta": 5000.0, **scaling}
     config = transformers.LlamaConfig(**SIZES, rope_parameters=parameters, **more)

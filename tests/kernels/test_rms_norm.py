@@ -37,6 +37,18 @@ def test_rms_norm(
     assert_as_exact(rms_norm_triton(x, weight, 1e-5), twin, exact)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_a_weight_in_fp32_multiplies_before_rounding(
+    dtype: torch.dtype, device: torch.device, assert_as_exact: Callable[..., None]
+) -> None:
+    x = randn(5, 123, seed=0, dtype=dtype, device=device)
+    weight = randn(123, seed=1, dtype=torch.float32, device=device)
+    exact = rms_norm_torch(x.double(), weight.double(), 1e-5)
+    twin = rms_norm_torch(x, weight, 1e-5)
+    assert torch.equal(twin, exact.to(dtype)), "rounded once"
+    assert_as_exact(rms_norm_triton(x, weight, 1e-5), twin, exact)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_add_rms_norm_of_rows_that_lie_apart(
     dtype: torch.dtype, device: torch.device, assert_as_exact: Callable[..., None]

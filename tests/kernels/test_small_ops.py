@@ -93,10 +93,14 @@ def test_store_kv_skips_padding(
 
 
 @pytest.mark.parametrize("stored", STORED, ids=str)
-@pytest.mark.parametrize("has_norm", [False, True], ids=["", "norms"])
+@pytest.mark.parametrize("norm", [None, "like x", "fp32"])
 @pytest.mark.parametrize("pairs", [8, 5], ids=["all turn", "some turn"])
 def test_rope_store_kv(
-    pairs: int, has_norm: bool, stored: torch.dtype, device: torch.device, assert_as_exact: Check
+    pairs: int,
+    norm: str | None,
+    stored: torch.dtype,
+    device: torch.device,
+    assert_as_exact: Check,
 ) -> None:
     """From one buffer of queries, keys and values, a token of it padding."""
     dtype = torch.float16 if stored == torch.float16 else torch.float32
@@ -104,8 +108,9 @@ def test_rope_store_kv(
     qkv = randn(3, 2, heads + 2 * kv_heads, dim, seed=0, dtype=dtype, device=device)[:, 1]
     cos, sin = angles(3, pairs, device)
     slots = torch.tensor([7, -1, 19], device=device)
-    norms = [randn(dim, seed=seed, dtype=dtype, device=device) for seed in (3, 4)]
-    options = {"q_norm": norms[0], "k_norm": norms[1], "eps": 1e-5} if has_norm else {}
+    norm_dtype = torch.float32 if norm == "fp32" else dtype
+    norms = [randn(dim, seed=seed, dtype=norm_dtype, device=device) for seed in (3, 4)]
+    options = {"q_norm": norms[0], "k_norm": norms[1], "eps": 1e-5} if norm else {}
     got, want = (empty_pages(stored, kv_heads, dim, dim, device) for _ in range(2))
     query = rope_store_kv_triton(qkv, cos, sin, got, slots, heads=heads, **options)
     twin = rope_store_kv_torch(qkv, cos, sin, want, slots, heads=heads, **options)

@@ -18,6 +18,13 @@ import numpy as np
 import torch
 
 
+def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A host tensor on ``device``. To a GPU through pinned memory: the host does not wait."""
+    if device.type != "cuda":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class AttentionGroup:
     """Sequences with equally many new tokens, attended to in one call by a torch twin.
@@ -101,10 +108,10 @@ class AttentionBatch:
             row[:used] = blocks[:used]
         slots = np.array(_slots(query_lens, context_lens, block_tables, block_size), dtype=np.int64)
         return cls(
-            slots=torch.from_numpy(slots).to(device),
-            query_starts=torch.from_numpy(starts).to(device),
-            context_lens=torch.tensor(context_lens, dtype=torch.int32, device=device),
-            block_table=torch.from_numpy(table).to(device),
+            slots=to_device(torch.from_numpy(slots), device),
+            query_starts=to_device(torch.from_numpy(starts), device),
+            context_lens=to_device(torch.tensor(context_lens, dtype=torch.int32), device),
+            block_table=to_device(torch.from_numpy(table), device),
             max_query_len=max(query_lens, default=0),
             max_context_len=longest,
             num_decodes=sum(1 for _ in takewhile(lambda new: new == 1, query_lens)),

@@ -16,8 +16,8 @@ from ._triton import CompileCase, jit, tl, triton
 def rms_norm_torch(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """``x / sqrt(mean(x²) + eps) · weight`` over the last dimension.
 
-    The mean is taken in fp32 when ``x`` is narrower. What a weight in fp32 multiplies is not rounded
-    before (Gemma's norms), what a narrower one multiplies is (Llama's).
+    The mean is taken in fp32 when ``x`` is narrower. What a weight in fp32 multiplies is not
+    rounded before (Gemma's norms), what a narrower one multiplies is (Llama's).
 
     :param x: (..., size); :param weight: (size,), like ``x`` or fp32. Returns a tensor like ``x``.
     """
@@ -116,17 +116,17 @@ def _num_warps(block: int) -> int:
 
 def compile_cases(capability: int) -> Iterator[CompileCase]:
     """Every configuration that the compile table builds for ``capability``."""
-    for dtype in ("bf16", "fp16"):
+    for dtype, weight in (("bf16", "bf16"), ("fp16", "fp16"), ("bf16", "fp32")):
         for size in (576, 4096, 7168):
             block = triton.next_power_of_2(size)
             for has_residual in (False, True):
                 yield CompileCase(
-                    name=f"{'add_' * has_residual}rms_norm/{dtype}/{size}",
+                    name=f"{'add_' * has_residual}rms_norm/{dtype}/{size}/{weight}",
                     kernel=_rms_norm_kernel,
                     arguments={
                         "x_ptr": f"*{dtype}:16",
                         "residual_ptr": f"*{dtype}:16",
-                        "weight_ptr": f"*{dtype}:16",
+                        "weight_ptr": f"*{weight}:16",
                         "out_ptr": f"*{dtype}:16",
                         "total_ptr": f"*{dtype}:16",
                         "x_stride": "i32:16",

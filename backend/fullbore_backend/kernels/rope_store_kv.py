@@ -165,14 +165,15 @@ def compile_cases(capability: int) -> Iterator[CompileCase]:
         if stored == "fp8e4nv" and capability < 89:
             continue
         for dim, pairs in ((64, 32), (128, 64), (128, 32), (256, 128)):
-            for has_norm in (False, True):
+            for norm in (None, "bf16", "fp32"):
+                kind = "" if norm is None else f"norm_{norm}_"
                 yield CompileCase(
-                    name=f"{'norm_' * has_norm}rope_store_kv/bf16/{stored}/{dim}/{pairs}",
+                    name=f"{kind}rope_store_kv/bf16/{stored}/{dim}/{pairs}",
                     kernel=_rope_store_kernel,
                     arguments={
                         "qkv_ptr": "*bf16:16",
                         **dict.fromkeys(("cos_ptr", "sin_ptr"), "*fp32:16"),
-                        **dict.fromkeys(("q_norm_ptr", "k_norm_ptr"), "*bf16:16"),
+                        **dict.fromkeys(("q_norm_ptr", "k_norm_ptr"), f"*{norm or 'fp32'}:16"),
                         "slots_ptr": "*i64:16",
                         "query_ptr": "*bf16:16",
                         **dict.fromkeys(("k_ptr", "v_ptr"), f"*{stored}:16"),
@@ -186,7 +187,7 @@ def compile_cases(capability: int) -> Iterator[CompileCase]:
                         "DIM": dim,
                         "PAIRS": pairs,
                         "BLOCK": dim,
-                        "HAS_NORM": has_norm,
+                        "HAS_NORM": norm is not None,
                         "LARGEST_STORED": largest,
                         "ROUND": stored == "i8",
                     },

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ModelError
-from .packed import WORD, grouped_weight, unpack
+from .packed import WORD, grouped_weight, require_words, unpack
 from .parts import Format, require, unfit
 
 if TYPE_CHECKING:
@@ -49,12 +49,10 @@ def _outputs_first(
     module: str, parts: Mapping[str, torch.Tensor], part: str, scales: torch.Tensor
 ) -> torch.Tensor:
     """(rows, outputs / 8) words to (outputs, rows) uint8."""
-    import torch
-
-    words = require(module, parts, part)
-    rows = scales.shape[0] if part == "qzeros" else words.shape[0]
-    outputs = scales.shape[-1]
-    if words.dtype != torch.int32 or words.shape != (rows, outputs // _IN_A_WORD):
+    words = require_words(module, parts, part)
+    groups, outputs = scales.shape
+    rows = groups if part == "qzeros" else words.shape[0]
+    if words.shape != (rows, outputs // _IN_A_WORD) or outputs % _IN_A_WORD:
         raise unfit(f"{module}.{part}", words, f"{outputs} outputs with 4 bits each were expected")
     places = [_ORDER.index(output) for output in range(_IN_A_WORD)]
     codes = unpack(words, _BITS).view(rows, -1, _IN_A_WORD)[..., places]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ModelError
 from .fp8 import scaled_float8
-from .packed import BITS, WORD, grouped_weight, require_bits, require_groups, unpack
+from .packed import BITS, WORD, grouped_weight, require_bits, require_groups, require_words, unpack
 from .parts import Format, require, unfit
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def _formats(settings: Mapping[str, Any]) -> Iterator[str]:
 def _join(module: str, parts: Mapping[str, torch.Tensor], *, block: Sequence[int] | None) -> Weight:
     import torch
 
-    scales = require(module, parts, "weight_scale")
+    scales = require(module, parts, "weight_scale", dims=None)
     if "weight_packed" in parts:
         return _packed(module, parts, scales)
     weight = require(module, parts, "weight")
@@ -86,19 +86,19 @@ def _join(module: str, parts: Mapping[str, torch.Tensor], *, block: Sequence[int
 
 
 def _packed(module: str, parts: Mapping[str, torch.Tensor], scales: torch.Tensor) -> Weight:
-    import torch
-
-    words, shape = parts["weight_packed"], require(module, parts, "weight_shape").tolist()
+    words = require_words(module, parts, "weight_packed")
+    shape = require(module, parts, "weight_shape", dims=1).tolist()
     rows, inputs = shape if len(shape) == 2 else (0, 0)
     bits = next((each for each in BITS if words.shape == (rows, -(-inputs * each // WORD))), None)
-    if words.dtype != torch.int32 or bits is None:
+    if bits is None:
         raise unfit(
             *(f"{module}.weight_packed", words),
             f"{tuple(shape)} codes of 4 or 8 bits were expected",
         )
     scales = _by_row(scales, rows)
-    zeros, groups = parts.get("weight_zero_point"), parts.get("weight_g_idx")
-    if zeros is not None:
+    zeros, groups = None, parts.get("weight_g_idx")
+    if "weight_zero_point" in parts:
+        zeros = require_words(module, parts, "weight_zero_point")
         if zeros.shape != (-(-rows * bits // WORD), scales.shape[1]):
             raise unfit(f"{module}.weight_zero_point", zeros, f"{rows} outputs were expected")
         zeros = unpack(zeros.T, bits)[:, :rows].T
@@ -130,5 +130,7 @@ def _whole_bytes(
 
 
 def _by_row(scales: torch.Tensor, rows: int) -> torch.Tensor:
-    """Scales of each row, or of all, as (rows, groups)."""
-    return scales.reshape(1, 1).expand(rows, 1) if scales.numel() == 1 else scales
+    """Scales of each row, or one of all, as (rows, groups)."""
+    if scales.numel() == 1:
+        return scales.reshape(1, 1).expand(rows, 1)
+    return scales[:, None] if scales.dim() == 1 else scales

@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ModelError
-from .packed import WORD, grouped_weight, require_bits, require_groups, unpack
+from .packed import WORD, grouped_weight, require_bits, require_groups, require_words, unpack
 from .parts import Format, require, unfit
 
 if TYPE_CHECKING:
@@ -43,27 +43,26 @@ def gptq(settings: Mapping[str, Any]) -> Format:
 
 
 def _join(module: str, parts: Mapping[str, torch.Tensor], *, less: int, symmetric: bool) -> Weight:
-    scales, qweight = (require(module, parts, part) for part in ("scales", "qweight"))
-    qzeros = require(module, parts, "qzeros")
+    scales = require(module, parts, "scales")
+    qweight, qzeros = (require_words(module, parts, part) for part in ("qweight", "qzeros"))
     count, outputs = scales.shape
     bits = _bits(module, qzeros, scales)
-    if qweight.dim() != 2 or qweight.shape[1] != outputs:
+    if qweight.shape[1] != outputs:
         raise unfit(f"{module}.qweight", qweight, f"{outputs} outputs were expected")
-    codes = unpack(qweight.T, bits)
-    zeros = (unpack(qzeros, bits) + less & (1 << bits) - 1).T
-    none = symmetric and bool((zeros == 1 << (bits - 1)).all())
+    codes, count_of_codes = unpack(qweight.T, bits), 1 << bits
+    zeros: torch.Tensor | None = ((unpack(qzeros, bits) + less) & (count_of_codes - 1)).T
+    if symmetric and zeros is not None and bool((zeros == count_of_codes // 2).all()):
+        zeros = None
     groups = parts.get("g_idx")
     if groups is not None:
         require_groups(f"{module}.g_idx", groups, codes.shape[1], count)
-    return grouped_weight(
-        *(f"{module}.scales", codes, scales.T, None if none else zeros), bits=bits, groups=groups
-    )
+    return grouped_weight(f"{module}.scales", codes, scales.T, zeros, bits=bits, groups=groups)
 
 
 def _bits(module: str, qzeros: torch.Tensor, scales: torch.Tensor) -> int:
     """Of a code, from the shapes: modules of one checkpoint may differ."""
     count, outputs = scales.shape
-    if qzeros.dim() != 2 or len(qzeros) != count or qzeros.shape[1] * WORD % outputs:
+    if len(qzeros) != count or qzeros.shape[1] * WORD % outputs:
         raise unfit(
             f"{module}.qzeros", qzeros, f"{count} groups of {outputs} outputs were expected"
         )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ..errors import ModelError
-from .parts import unfit
+from .parts import require, unfit
 
 if TYPE_CHECKING:
     import torch
@@ -24,6 +25,19 @@ def require_bits(bits: object, where: str) -> None:
     if bits not in BITS:
         known = " and ".join(map(str, BITS))
         raise ModelError(f"{where}: weights of {bits} bits are not supported; {known} are.")
+
+
+def require_words(module: str, parts: Mapping[str, torch.Tensor], part: str) -> torch.Tensor:
+    """One part of a module's weight, a matrix of int32.
+
+    :raises ModelError: if it is missing, or something else.
+    """
+    import torch
+
+    words = require(module, parts, part)
+    if words.dtype != torch.int32:
+        raise unfit(f"{module}.{part}", words, "codes packed into int32 were expected")
+    return words
 
 
 def unpack(words: torch.Tensor, bits: int) -> torch.Tensor:
@@ -58,8 +72,7 @@ def grouped_weight(
     from ..kernels.linear_int4 import GROUPS, Int4Weight
 
     (rows, inputs), count = codes.shape, scales.shape[-1]
-    fits = count and (groups is not None or inputs % count == 0)
-    if scales.shape != (rows, count) or not fits:
+    if scales.shape != (rows, count) or not count or (groups is None and inputs % count):
         raise unfit(name, scales, f"that does not fit a weight of {(rows, inputs)}")
     if zeros is not None and zeros.shape != scales.shape:
         raise unfit(name, scales, f"there are zeros of shape {tuple(zeros.shape)}")

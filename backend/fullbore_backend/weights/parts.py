@@ -70,18 +70,21 @@ def join_parts(
             yield f"{module}.{_WEIGHT}", kept.join(module, waiting.pop(module))
 
 
-def require(module: str, parts: Mapping[str, torch.Tensor], part: str) -> torch.Tensor:
+def require(
+    module: str, parts: Mapping[str, torch.Tensor], part: str, *, dims: int | None = 2
+) -> torch.Tensor:
     """One part of a module's weight.
 
-    :raises ModelError: if it is missing.
+    :param dims: how many dimensions it must have; ``None`` leaves that open.
+    :raises ModelError: if it is missing, or has others.
     """
-    try:
-        return parts[part]
-    except KeyError:
+    tensor = parts.get(part)
+    if tensor is None:
         there = ", ".join(sorted(parts))
-        raise ModelError(
-            f"the checkpoint has no {module}.{part}, which goes with {there}."
-        ) from None
+        raise ModelError(f"the checkpoint has no {module}.{part}, which goes with {there}.")
+    if dims is not None and tensor.dim() != dims:
+        raise unfit(f"{module}.{part}", tensor, f"{dims} dimensions were expected")
+    return tensor
 
 
 def unfit(name: str, tensor: torch.Tensor, expected: str) -> ModelError:
