@@ -141,9 +141,7 @@ def test_every_byte_is_widened(device: torch.device) -> None:
     assert torch.equal(got.cpu(), weight.dequantize().T)
 
 
-@pytest.mark.parametrize(
-    "linear", [linear_int8_triton, linear_fp8_triton], ids=["int8", "fp8"]
-)
+@pytest.mark.parametrize("linear", [linear_int8_triton, linear_fp8_triton], ids=["int8", "fp8"])
 def test_no_tokens(linear: Callable[..., torch.Tensor], device: torch.device) -> None:
     quantize = quantize_int8 if linear is linear_int8_triton else quantize_fp8
     out = linear(torch.empty(0, 32, device=device), quantize(randn(7, 32)).to(device))
