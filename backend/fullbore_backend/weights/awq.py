@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ModelError
-from .packed import WORD, grouped_weight, require_words, unpack
+from .packed import WORD, grouped_weight, require_words
 from .parts import Format, require, unfit
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .parts import Weight
 
 _BITS = 4
+_LARGEST = (1 << _BITS) - 1
 _IN_A_WORD = WORD // _BITS
 _ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """Which output of eight a word has where, from its lowest bits."""
@@ -49,11 +50,15 @@ def _outputs_first(
     module: str, parts: Mapping[str, torch.Tensor], part: str, scales: torch.Tensor
 ) -> torch.Tensor:
     """(rows, outputs / 8) words to (outputs, rows) uint8."""
+    import torch
+
     words = require_words(module, parts, part)
     groups, outputs = scales.shape
     rows = groups if part == "qzeros" else words.shape[0]
     if words.shape != (rows, outputs // _IN_A_WORD) or outputs % _IN_A_WORD:
         raise unfit(f"{module}.{part}", words, f"{outputs} outputs with 4 bits each were expected")
-    places = [_ORDER.index(output) for output in range(_IN_A_WORD)]
-    codes = unpack(words, _BITS).view(rows, -1, _IN_A_WORD)[..., places]
-    return codes.reshape(rows, outputs).T.contiguous()
+    turned = words.T.contiguous()
+    codes = torch.empty(len(turned), _IN_A_WORD, rows, dtype=torch.uint8, device=words.device)
+    for place, output in enumerate(_ORDER):
+        codes[:, output] = (turned >> _BITS * place) & _LARGEST
+    return codes.view(outputs, rows)
