@@ -1,4 +1,5 @@
-// Attention on the pages of the cache: a step's new keys and values go in, then every token attends.
+// Attention on the pages of the cache: a step's new keys and values go in, then every token
+// attends.
 //
 // A work item is one KV head of one sequence, with all query heads that share it, so that its pages
 // are read once for them. A single new token reads the pages as they are. Several new tokens first
@@ -11,6 +12,8 @@
 #include <limits>
 
 namespace fullbore {
+
+constexpr int AHEAD = 24;  // tokens whose keys are asked for before they are read
 
 enum class Stored : int32_t { f32 = 0, bf16 = 1, i8 = 2 };
 
@@ -47,7 +50,7 @@ inline void store_head(const float* x, const Shape& s, void* rows, float* scales
   } else {
     f32x16 magnitude{};
     for (int i = 0; i < s.dim; i += LANES) magnitude = max(magnitude, abs(load_f32(x + i)));
-    const float most = largest(magnitude), factor = most > 0 ? 127.0f / most : 0.0f;
+    const float most = largest(magnitude), factor = per_code(most);
     auto* to = static_cast<int8_t*>(rows) + at;
     for (int i = 0; i < s.dim; i += LANES) {
       const f32x16 code = round(load_f32(x + i) * factor);
@@ -76,27 +79,45 @@ FULLBORE_INLINE float soft_max(float* scores, int count) {
 
 // Where a sequence's tokens are.
 struct Context {
-  const int32_t* blocks;
-  int begin, end;  // the tokens that are seen: a window may begin after the first
+  const int32_t* slots;  // of all its tokens
+  int begin, end;        // the tokens that are seen: a window may begin after the first
+
+  int length() const { return end - begin; }
 };
+
+// Slots of a sequence's tokens, from the blocks that it has.
+inline void find_slots(const int32_t* blocks, int block_size, int length, int32_t* slots) {
+  for (int first = 0; first < length; first += block_size, blocks++)
+    for (int i = 0; i < block_size && first + i < length; i++)
+      slots[first + i] = *blocks * block_size + i;
+}
+
+// Asks for a token's key or value of one head, which is read soon.
+template <int D, Stored KIND>
+FULLBORE_INLINE void prefetch_row(const void* rows, size_t row) {
+  constexpr size_t bytes = D * LANES * (KIND == Stored::f32 ? 4 : KIND == Stored::bf16 ? 2 : 1);
+  const char* at = static_cast<const char*>(rows) + row * bytes;
+  for (size_t line = 0; line < bytes; line += 64) prefetch(at + line);
+}
 
 // `COUNT` query heads of a single new token; D vectors of 16 make a head.
 template <int D, Stored KIND, int COUNT>
 inline void decode_heads(const float* query, const Shape& s, const Pages& p, const Context& c,
                          int kv_head, float* scratch, float* out) {
-  const int length = c.end - c.begin, stride = (length + LANES - 1) / LANES * LANES;
+  const int length = c.length(), stride = (length + LANES - 1) / LANES * LANES;
+  const int32_t* slots = c.slots + c.begin;
   f32x16 q[COUNT][D];
   for (int h = 0; h < COUNT; h++)
     for (int i = 0; i < D; i++) q[h][i] = load_f32(query + h * s.dim + i * LANES) * s.scale;
-  const auto row_of = [&](int token) {
-    const int block = c.blocks[token / s.block_size];
-    return (size_t(block) * s.block_size + token % s.block_size) * s.kv_heads + kv_head;
-  };
+  const auto row_of = [&](int t) { return size_t(slots[t]) * s.kv_heads + kv_head; };
   // Sixteen tokens' products are added up together, which takes a third of one after the other.
   alignas(64) float products[COUNT][LANES][LANES], scales[LANES];
   for (int first = 0; first < length; first += LANES) {
     for (int t = 0; t < LANES; t++) {
-      const size_t row = row_of(c.begin + std::min(first + t, length - 1));
+      const int at = std::min(first + t, length - 1);
+      const size_t row = row_of(at);
+      prefetch_row<D, KIND>(p.k, row_of(std::min(at + AHEAD, length - 1)));
+      prefetch_row<D, KIND>(p.v, row);
       f32x16 total[COUNT] = {};
       for (int i = 0; i < D; i++) {
         const f32x16 key = load_stored<KIND>(p.k, row * s.dim + i * LANES);
@@ -115,7 +136,7 @@ inline void decode_heads(const float* query, const Shape& s, const Pages& p, con
   for (int h = 0; h < COUNT; h++) shares[h] = soft_max(scratch + h * stride, length);
   f32x16 sums[COUNT][D] = {};
   for (int t = 0; t < length; t++) {
-    const size_t row = row_of(c.begin + t);
+    const size_t row = row_of(t);
     const float scale = KIND == Stored::i8 ? p.v_scale[row] : 1.0f;
     f32x16 value[D];
     for (int i = 0; i < D; i++) value[i] = load_stored<KIND>(p.v, row * s.dim + i * LANES);
@@ -158,16 +179,14 @@ struct Gathered {
 template <Stored KIND>
 inline void gather(const Shape& s, const Pages& p, const Context& c, int kv_head,
                    const Gathered& to) {
-  const int length = c.end - c.begin, padded = (length + LANES - 1) / LANES * LANES;
+  const int length = c.length(), padded = (length + LANES - 1) / LANES * LANES;
   for (int t = 0; t < padded; t++) {
     float* turned = to.keys + size_t(t / LANES) * s.dim * LANES + t % LANES;
     if (t >= length) {
       for (int i = 0; i < s.dim; i++) turned[size_t(i) * LANES] = 0;
       continue;
     }
-    const int token = c.begin + t, block = c.blocks[token / s.block_size];
-    const size_t row =
-        (size_t(block) * s.block_size + token % s.block_size) * s.kv_heads + kv_head;
+    const size_t row = size_t(c.slots[c.begin + t]) * s.kv_heads + kv_head;
     const float k_scale = KIND == Stored::i8 ? p.k_scale[row] : 1.0f;
     const float v_scale = KIND == Stored::i8 ? p.v_scale[row] : 1.0f;
     for (int i = 0; i < s.dim; i += LANES) {

@@ -86,6 +86,7 @@ class Runner {
     q_ = {codes_.take(n * most), scales_.take(n * most / GROUP), sums_.take(n * most / GROUP)};
     const size_t context = (step.max_context + LANES - 1) / LANES * LANES;
     for (auto& scratch : scratch_) scratch.take(context * (4 + 2 * model.dim) + 64);
+    slots_ = slots_buffer_.take(size_t(step.sequences) * step.max_context);
     plan();
     team_.run([](void* self, int rank) { static_cast<Runner*>(self)->work(rank); }, this);
   }
@@ -151,6 +152,10 @@ class Runner {
   }
 
   void embed(int rank) {
+    const Share sequences(s_->sequences, rank, team_.size());
+    for (int i = sequences.begin; i < sequences.end; i++)
+      find_slots(s_->block_table + size_t(i) * s_->table_stride, s_->block_size,
+                 s_->context_lens[i], slots_ + size_t(i) * s_->max_context);
     const Share mine(s_->tokens, rank, team_.size());
     for (int token = mine.begin; token < mine.end; token++) {
       float* to = x_ + size_t(token) * m_->hidden;
@@ -298,16 +303,16 @@ class Runner {
       const auto begin_of = [&](int token) {
         return layer.window ? std::max(0, end_of(token) - layer.window) : 0;
       };
-      const int32_t* blocks = s_->block_table + size_t(item.sequence) * s_->table_stride;
+      const int32_t* slots = slots_ + size_t(item.sequence) * s_->max_context;
       const int first_head = item.kv_head * group;
       if (item.last - item.first == 1) {
-        const Context c{blocks, begin_of(item.first), end_of(item.first)};
+        const Context c{slots, begin_of(item.first), end_of(item.first)};
         const float* query = qkv_ + size_t(item.first) * layer.qkv.rows + first_head * dim;
         decode<D, KIND>(query, shape, pages, c, item.kv_head, scratch,
                         mixed_ + size_t(item.first) * width + first_head * dim);
         continue;
       }
-      const Context c{blocks, begin_of(item.first), end_of(item.last - 1)};
+      const Context c{slots, begin_of(item.first), end_of(item.last - 1)};
       const int stride = (c.end - c.begin + LANES - 1) / LANES * LANES;
       Gathered gathered{scratch + 4 * size_t(stride), nullptr};
       gathered.values = gathered.keys + size_t(stride) * dim;
@@ -356,11 +361,12 @@ class Runner {
   const Step* s_ = nullptr;
   Buffer<float> x_buffer_, qkv_buffer_, mixed_buffer_, scales_;
   Buffer<int8_t> codes_;
-  Buffer<int32_t> sums_;
+  Buffer<int32_t> sums_, slots_buffer_;
   std::vector<Buffer<float>> scratch_;
   std::vector<Item> items_;
   std::atomic<int> next_{0};
   float *x_ = nullptr, *qkv_ = nullptr, *mixed_ = nullptr;
+  int32_t* slots_ = nullptr;  // (sequences, max_context), where each token of a context is
   Quantized q_{};
 };
 

@@ -44,7 +44,7 @@ FULLBORE_INLINE void quantize_group(const f32x16 (&x)[GROUP / LANES], int8_t* co
   f32x16 magnitude = abs(x[0]);
   for (int i = 1; i < GROUP / LANES; i++) magnitude = max(magnitude, abs(x[i]));
   const float most = largest(magnitude);
-  const float factor = most > 0 ? 127.0f / most : 0.0f;
+  const float factor = per_code(most);
   f32x16 totals{};
   for (int i = 0; i < GROUP / LANES; i++) {
     const f32x16 code = round(x[i] * factor);
@@ -52,8 +52,9 @@ FULLBORE_INLINE void quantize_group(const f32x16 (&x)[GROUP / LANES], int8_t* co
     store(codes + i * LANES,
           __builtin_convertvector(__builtin_convertvector(code, i32x16), i8x16));
   }
-  *scale = most / 127.0f;
-  *total = int32_t(sum(totals));
+  const float all = sum(totals);
+  *scale = most / 127.0f + 0.0f * all;  // NaN stays NaN
+  *total = all == all ? int32_t(all) : 0;
 }
 
 // Quantises a token of `size` numbers, padded with zeros to whole groups.

@@ -1,4 +1,5 @@
-// Vectors of sixteen numbers: one AVX-512 register, or several narrower ones as the compiler sees fit.
+// Vectors of sixteen numbers: one AVX-512 register, or several narrower ones as the compiler sees
+// fit.
 //
 // GCC's and Clang's vector extensions carry everything but the products of bytes, which have a path
 // for AVX-512 VNNI, one for AVX2, and a plain one.
@@ -48,9 +49,15 @@ FULLBORE_INLINE f32x16 from_bits(i32x16 v) { return (f32x16)v; }
 FULLBORE_INLINE f32x16 max(f32x16 a, f32x16 b) { return a > b ? a : b; }
 FULLBORE_INLINE f32x16 abs(f32x16 v) { return from_bits(bits(v) & 0x7fffffff); }
 
-// bf16 is the upper half of fp32.
+// bf16 is the upper half of fp32. GCC converts vectors of narrow numbers one by one, hence the
+// intrinsics here and below.
 FULLBORE_INLINE f32x16 load_bf16(const uint16_t* from) {
+#if defined(__AVX512F__)
+  const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)from));
+  return (f32x16)_mm512_slli_epi32(wide, 16);
+#else
   return from_bits(__builtin_convertvector(load<u16x16>(from), i32x16) << 16);
+#endif
 }
 
 // To the nearest, ties to even. NaN and infinity do not occur where this is used.
@@ -61,7 +68,18 @@ FULLBORE_INLINE u16x16 to_bf16(f32x16 v) {
 }
 
 FULLBORE_INLINE f32x16 load_i8(const int8_t* from) {
+#if defined(__AVX512F__)
+  return to_f32((i32x16)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)from)));
+#elif defined(__AVX2__)
+  union {
+    __m256i half[2];
+    i32x16 whole;
+  } wide = {{_mm256_cvtepi8_epi32(_mm_loadu_si64(from)),
+             _mm256_cvtepi8_epi32(_mm_loadu_si64(from + 8))}};
+  return to_f32(wide.whole);
+#else
   return to_f32(__builtin_convertvector(load<i8x16>(from), i32x16));
+#endif
 }
 
 // To the nearest, ties to even, for magnitudes below 2^22.
@@ -69,6 +87,9 @@ FULLBORE_INLINE f32x16 round(f32x16 v) {
   constexpr float magic = 12582912.0f;  // 1.5 * 2^23
   return (v + magic) - magic;
 }
+
+// What numbers are multiplied with to become codes, the largest magnitude 127.
+FULLBORE_INLINE float per_code(float most) { return most > 1e-36f ? 127.0f / most : 0.0f; }
 
 FULLBORE_INLINE float sum(f32x16 v) {
 #if defined(__AVX512F__)
@@ -90,30 +111,42 @@ FULLBORE_INLINE float largest(f32x16 v) {
 #endif
 }
 
+#if defined(__clang__) || __GNUC__ >= 12
+#define FULLBORE_SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define FULLBORE_SHUFFLE(a, b, ...) __builtin_shuffle(a, b, i32x16{__VA_ARGS__})
+#endif
+
 // The sum of each of sixteen vectors, in their order.
 FULLBORE_INLINE f32x16 sums_of(const float (*rows)[LANES]) {
   f32x16 two[8], four[4], eight[2];
   for (int i = 0; i < 8; i++) {
     const f32x16 a = load_f32(rows[2 * i]), b = load_f32(rows[2 * i + 1]);
-    two[i] = __builtin_shufflevector(a, b, 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30) +
-             __builtin_shufflevector(a, b, 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31);
+    two[i] =
+        FULLBORE_SHUFFLE(a, b, 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30) +
+        FULLBORE_SHUFFLE(a, b, 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31);
   }
   for (int i = 0; i < 4; i++) {
     const f32x16 a = two[2 * i], b = two[2 * i + 1];
-    four[i] = __builtin_shufflevector(a, b, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29) +
-              __builtin_shufflevector(a, b, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
+    four[i] =
+        FULLBORE_SHUFFLE(a, b, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29) +
+        FULLBORE_SHUFFLE(a, b, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
   }
   for (int i = 0; i < 2; i++) {
     const f32x16 a = four[2 * i], b = four[2 * i + 1];
-    eight[i] = __builtin_shufflevector(a, b, 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27) +
-               __builtin_shufflevector(a, b, 4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31);
+    eight[i] =
+        FULLBORE_SHUFFLE(a, b, 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27) +
+        FULLBORE_SHUFFLE(a, b, 4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31);
   }
-  return __builtin_shufflevector(eight[0], eight[1], 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
-         __builtin_shufflevector(eight[0], eight[1], 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
+  const f32x16 a = eight[0], b = eight[1];
+  return FULLBORE_SHUFFLE(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
+         FULLBORE_SHUFFLE(a, b, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
 }
 
-// e^x to two units in the last place, by Cephes' polynomial; below -87 it is 0.
+// e^x to two units in the last place, by Cephes' polynomial; below -87 it is 0, above 88 it is
+// e^88.
 FULLBORE_INLINE f32x16 exp(f32x16 x) {
+  x = x > 88.0f ? splat(88.0f) : x;
   const f32x16 n = round(x * 1.44269504088896341f);
   const f32x16 r = (x - n * 0.693359375f) + n * 2.12194440e-4f;
   f32x16 p = splat(1.9875691500e-4f);
