@@ -13,6 +13,7 @@ import torch
 
 from .graphs import Capture, DecodeGraphs
 from .kernels import AttentionBatch, KvPages
+from .kernels.attention_batch import to_device
 from .models import Model
 from .sampling import Sampled, SamplingState, Started, start_sampling
 from .scheduler.batch import Batch, Chunk
@@ -104,7 +105,7 @@ class Runner:
         row = {chunk.sequence: at for at, chunk in enumerate(c for c in chunks if c.samples)}
         order = [row[chunk.sequence] for chunk in sampling]
         if order != list(range(len(order))):
-            logits = logits[order]
+            logits = logits.index_select(0, self._tensor(order))
         return Launched(
             batch=batch,
             rows={chunk.sequence: at for at, chunk in enumerate(sampling)},
@@ -149,10 +150,7 @@ class Runner:
         return logits
 
     def _tensor(self, values: list[int]) -> torch.Tensor:
-        if self.device.type != "cuda":
-            return torch.tensor(values, dtype=torch.int64)
-        pinned = torch.tensor(values, dtype=torch.int64, pin_memory=True)
-        return pinned.to(self.device, non_blocking=True)
+        return to_device(torch.tensor(values, dtype=torch.int64), self.device)
 
 
 class _Unknown:
@@ -172,8 +170,8 @@ class _Unknown:
     def place(self, token_ids: torch.Tensor) -> None:
         """Fill them in, on the device."""
         if self._before is not None and self._before.started is not None and self._places:
-            places = torch.tensor(self._places, device=token_ids.device)
-            rows = torch.tensor(self._rows, device=token_ids.device)
+            places = to_device(torch.tensor(self._places), token_ids.device)
+            rows = to_device(torch.tensor(self._rows), token_ids.device)
             token_ids.index_copy_(0, places, self._before.started.tokens.index_select(0, rows))
 
 

@@ -22,6 +22,13 @@ _SUM_BLOCK = 1024
 _MOST_SPLITS = 16
 
 
+def tile_launch(m: int, n: int, k: int, warps: int, stages: int) -> Launch:
+    """A row of a tuning table: tokens, rows and inputs of a program's step."""
+    return Launch(
+        blocks={"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k}, num_warps=warps, num_stages=stages
+    )
+
+
 def launch_for(table: Mapping[int, Mapping[int, Launch]], capability: int, tokens: int) -> Launch:
     """The row of a tuning table for a number of tokens.
 

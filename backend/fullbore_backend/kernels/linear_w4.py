@@ -26,17 +26,12 @@ from .linear_tiles import (
     output_and_parts,
     split_inputs,
     store_tile,
+    tile_launch,
     tile_of,
 )
 
 _CHUNK = constant(CHUNK)
 _INTERPRETED = constant(os.environ.get("TRITON_INTERPRET") == "1")  # it knows no PTX
-
-
-def _launch(m: int, n: int, k: int, warps: int, stages: int) -> Launch:
-    return Launch(
-        blocks={"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k}, num_warps=warps, num_stages=stages
-    )
 
 
 # Not yet measured. Few tokens: a step reads 4 or 8 KiB of weight, and three or four of them are in
@@ -45,25 +40,25 @@ def _launch(m: int, n: int, k: int, warps: int, stages: int) -> Launch:
 # multiplied at once is wide, but on Ampere, where that costs registers and saves nothing.
 _TUNED = {
     80: {
-        16: _launch(16, 64, 32, 4, 5),
-        32: _launch(32, 64, 32, 4, 4),
-        64: _launch(64, 64, 32, 4, 4),
-        128: _launch(128, 128, 32, 8, 4),
+        16: tile_launch(16, 64, 32, 4, 5),
+        32: tile_launch(32, 64, 32, 4, 4),
+        64: tile_launch(64, 64, 32, 4, 4),
+        128: tile_launch(128, 128, 32, 8, 4),
     },
     90: {
-        16: _launch(16, 128, 128, 4, 5),
-        32: _launch(32, 128, 128, 4, 4),
-        64: _launch(64, 128, 64, 8, 4),
-        128: _launch(128, 128, 64, 8, 4),
+        16: tile_launch(16, 128, 128, 4, 5),
+        32: tile_launch(32, 128, 128, 4, 4),
+        64: tile_launch(64, 128, 64, 8, 4),
+        128: tile_launch(128, 128, 64, 8, 4),
     },
     100: {
-        16: _launch(16, 128, 128, 4, 5),
-        32: _launch(32, 128, 128, 4, 5),
-        64: _launch(64, 128, 64, 4, 4),
-        128: _launch(128, 128, 128, 8, 4),
+        16: tile_launch(16, 128, 128, 4, 5),
+        32: tile_launch(32, 128, 128, 4, 5),
+        64: tile_launch(64, 128, 64, 4, 4),
+        128: tile_launch(128, 128, 128, 8, 4),
     },
 }
-_EXACT = _launch(16, 32, 32, 8, 2)
+_EXACT = tile_launch(16, 32, 32, 8, 2)
 """For fp32, whose exact products no tensor core does: small tiles, that they fit."""
 
 

@@ -23,46 +23,40 @@ from .linear_tiles import (
     output_and_parts,
     split_inputs,
     store_tile,
+    tile_launch,
     tile_of,
 )
 from .quantize_rows import LARGEST, quantize_rows_triton
-
-
-def _launch(m: int, n: int, k: int, warps: int, stages: int) -> Launch:
-    return Launch(
-        blocks={"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k}, num_warps=warps, num_stages=stages
-    )
-
 
 # Not yet measured. Few tokens: small tiles, so that two programs fit an SM with some 50 KiB of
 # loads in flight. Many: tiles of 128 × 128, as large as sums and a block's part of them fit the
 # registers. Steps are 128 inputs throughout, a block of the scales.
 _NATIVE = {
     80: {
-        16: _launch(16, 64, 128, 4, 4),
-        64: _launch(64, 64, 128, 4, 4),
-        128: _launch(128, 128, 128, 8, 3),
+        16: tile_launch(16, 64, 128, 4, 4),
+        64: tile_launch(64, 64, 128, 4, 4),
+        128: tile_launch(128, 128, 128, 8, 3),
     },
     90: {
-        16: _launch(16, 64, 128, 4, 5),
-        64: _launch(64, 64, 128, 4, 4),
-        128: _launch(128, 128, 128, 8, 4),
+        16: tile_launch(16, 64, 128, 4, 5),
+        64: tile_launch(64, 64, 128, 4, 4),
+        128: tile_launch(128, 128, 128, 8, 4),
     },
     100: {
-        16: _launch(16, 128, 128, 4, 4),
-        64: _launch(64, 128, 128, 4, 4),
-        128: _launch(128, 128, 128, 8, 4),
+        16: tile_launch(16, 128, 128, 4, 4),
+        64: tile_launch(64, 128, 128, 4, 4),
+        128: tile_launch(128, 128, 128, 8, 4),
     },
 }
 _WIDENED = {
     80: {
-        16: _launch(16, 64, 128, 4, 4),
-        64: _launch(64, 64, 128, 4, 3),
-        128: _launch(128, 128, 64, 8, 3),
+        16: tile_launch(16, 64, 128, 4, 4),
+        64: tile_launch(64, 64, 128, 4, 3),
+        128: tile_launch(128, 128, 64, 8, 3),
     }
 }
 
-_EXACT = _launch(16, 32, 64, 8, 2)
+_EXACT = tile_launch(16, 32, 64, 8, 2)
 """For fp32 that is not quantised, whose exact products no tensor core does."""
 
 

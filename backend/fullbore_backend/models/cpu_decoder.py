@@ -37,7 +37,7 @@ class CpuDecoder:
             raise ConfigError(reason)
         self.vocab_size, self.max_positions = decoder.vocab_size, decoder.max_positions
         self.usual_positions = decoder.usual_positions
-        self.kv, self.spare_layers = decoder.kv, decoder.spare_layers
+        self.kv = decoder.kv
         self._library, self._threads = library, threads
         self._rotary = decoder
         self._sizes = _sizes(decoder)
@@ -89,9 +89,8 @@ def reason_against(decoder: Decoder) -> str | None:
         or decoder.logit_cap is not None
     ):
         return "the CPU kernels know no scaled embeddings, capped logits or second rotary table."
-    first = decoder.blocks[0]
     for block in decoder.blocks:
-        if not isinstance(block, PreNormBlock) or not isinstance(first, PreNormBlock):
+        if not isinstance(block, PreNormBlock):
             return "the CPU kernels know pre-norm blocks alone."
         attention, mlp = block.attention, block.mlp
         if not isinstance(attention, Attention) or not isinstance(mlp, GatedMlp):
@@ -101,33 +100,35 @@ def reason_against(decoder: Decoder) -> str | None:
     return unsupported(_sizes(decoder))
 
 
-def _sizes(decoder: Decoder) -> Sizes:
-    block = decoder.blocks[0]
+def _parts(block: Block) -> tuple[PreNormBlock, Attention, GatedMlp]:
+    """A block that :func:`reason_against` found nothing against, and what it is made of."""
     assert isinstance(block, PreNormBlock)
     assert isinstance(block.attention, Attention)
     assert isinstance(block.mlp, GatedMlp)
+    return block, block.attention, block.mlp
+
+
+def _sizes(decoder: Decoder) -> Sizes:
+    _, attention, mlp = _parts(decoder.blocks[0])
     return Sizes(
         hidden=decoder.norm.shape[0],
-        intermediate=block.mlp.gate_up.parts[0],
-        heads=block.attention.heads,
-        kv_heads=block.attention.kv_heads,
-        head_dim=block.attention.head_dim,
+        intermediate=mlp.gate_up.parts[0],
+        heads=attention.heads,
+        kv_heads=attention.kv_heads,
+        head_dim=attention.head_dim,
         vocab_size=decoder.vocab_size,
         eps=decoder.eps,
-        scale=block.attention.scale,
+        scale=attention.scale,
     )
 
 
 def _layer(block: Block) -> LayerWeights:
-    assert isinstance(block, PreNormBlock)
-    attention, mlp = block.attention, block.mlp
-    assert isinstance(attention, Attention)
-    assert isinstance(mlp, GatedMlp)
+    norms, attention, mlp = _parts(block)
     intermediate = mlp.gate_up.parts[0]
     bias = mlp.gate_up.bias
     return LayerWeights(
-        attention_norm=block.attention_norm.data,
-        mlp_norm=block.mlp_norm.data,
+        attention_norm=norms.attention_norm.data,
+        mlp_norm=norms.mlp_norm.data,
         qkv=pack_weight(_taken(attention.qkv)),
         out=pack_weight(_taken(attention.out)),
         gate_up=pack_weight(interleave(_taken(mlp.gate_up), intermediate)),

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, cast
+from functools import cache
+from typing import TYPE_CHECKING, Any, cast
 
 import httpx2
 
@@ -62,18 +63,13 @@ class HttpxTransport(httpx2.AsyncBaseTransport):
         """
         import httpx
 
-        class Upload(httpx.AsyncByteStream):
-            async def __aiter__(self) -> AsyncIterator[bytes]:
-                async for piece in cast(httpx2.AsyncByteStream, request.stream):
-                    yield piece
-
         with _translated(request):
             response = await self._client.send(
                 httpx.Request(
                     request.method,
                     str(request.url),
                     headers=request.headers.raw,
-                    stream=Upload(),
+                    stream=_upload_type()(request),
                     extensions=dict(request.extensions),
                 ),
                 stream=True,
@@ -88,6 +84,22 @@ class HttpxTransport(httpx2.AsyncBaseTransport):
             },
             request=request,
         )
+
+
+@cache
+def _upload_type() -> type[Any]:
+    """A request's body as httpx wants one: its class is known only once httpx is imported."""
+    import httpx
+
+    class Upload(httpx.AsyncByteStream):
+        def __init__(self, request: httpx2.Request) -> None:
+            self._request = request
+
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            async for piece in cast(httpx2.AsyncByteStream, self._request.stream):
+                yield piece
+
+    return Upload
 
 
 class _Download(httpx2.AsyncByteStream):
